@@ -41,8 +41,9 @@ class Parts(NamedTuple):
 class BlockFormat:
     """A block format, and the integer tile that holds it without loss.
 
-    A tile stores the unsigned code = q − lowest. Where q takes at most 16 values, `levels` lists them: then four bits
-    and a table hold it too, however many `code_bits` there are, and `nibble_of` finds the four bits.
+    A tile stores the unsigned code = q − lowest in `code_bits`. Where q takes few values, `levels` lists them: then
+    the index of a level, in `level_bits`, and a table hold q as well. Nothing is lost if the tile also keeps d/gain as
+    `scale_type`, the integer scales and mins as bytes, and applies `gain` after widening d to float32.
     """
 
     name: str  # as ggml spells it
@@ -77,11 +78,16 @@ class BlockFormat:
         return (self.highest - self.lowest).bit_length()
 
     @property
-    def nibble_of(self) -> np.ndarray:
-        """uint8 [256]: index in `levels` of each code's value, the first where two are equal; 255 for other codes."""
+    def level_bits(self) -> int | None:
+        """Bits of an index in `levels`; None without levels."""
+        return (len(self.levels) - 1).bit_length() if self.levels else None
+
+    @property
+    def level_of(self) -> np.ndarray:
+        """uint8 [256]: the index in `levels` of each code's q, the first where two are equal; 255 for other codes."""
         table = np.full(256, 255, dtype=np.uint8)
-        for nibble, level in reversed(list(enumerate(self.levels))):
-            table[level - self.lowest] = nibble
+        for index, level in reversed(list(enumerate(self.levels))):
+            table[level - self.lowest] = index
         return table
 
 

@@ -54,8 +54,7 @@ def decode(type_name: str, data: np.ndarray, n: int) -> np.ndarray:
 
     Raises UnsupportedModelError for an unknown type and ValueError when a row of n values has another size.
     """
-    if type_name not in DECODERS:
-        raise UnsupportedModelError(f"tensors of type {type_name} cannot be read; use a file of another quantization")
+    _check_known(type_name)
     with np.errstate(over="ignore", invalid="ignore"):
         return DECODERS[type_name](data, n)
 
@@ -98,8 +97,9 @@ def codes(type_name: str, data: np.ndarray, n: int) -> Codes:
 def first_nonfinite(type_name: str, data: np.ndarray) -> int | None:
     """Index of the first block with an infinite or NaN scale in uint8 [..., bytes_per_row], or None.
 
-    Blocks are counted through all rows; of plain types, values are.
+    Blocks are counted through all rows; of plain types, values are. Raises UnsupportedModelError for an unknown type.
     """
+    _check_known(type_name)
     form = BLOCK_FORMATS.get(type_name)
     layout = PLAIN_TYPES[type_name] if form is None else form.layout
     units = np.ascontiguousarray(data).reshape(-1).view(layout)
@@ -111,6 +111,11 @@ def first_nonfinite(type_name: str, data: np.ndarray) -> int | None:
         if bad:
             return start + int(min(bad))
     return None
+
+
+def _check_known(type_name: str) -> None:
+    if type_name not in DECODERS:
+        raise UnsupportedModelError(f"tensors of type {type_name} cannot be read; use a file of another quantization")
 
 
 def _decode_plain(type_name: str, data: np.ndarray, n: int) -> np.ndarray:
