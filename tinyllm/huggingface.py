@@ -40,7 +40,7 @@ class HubReference:
 
 
 def parse_reference(text: str) -> HubReference | None:
-    """`user/repo[:QUANT]`, perhaps with `hf:` or `hf.co/` in front, or the web address of a repository or of its file."""
+    """`user/repo[:QUANT]`, perhaps with `hf:` or `hf.co/` in front, or the web address of a repository or a file."""
     match = _REFERENCE.fullmatch(text.strip())
     return HubReference(match["repo"], match["quant"] or match["file"]) if match else None
 

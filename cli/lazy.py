@@ -1,0 +1,116 @@
+"""Subcommands that are imported when they are asked for: a table of names flows in, a Typer group comes out."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from tinyllm_cli.quick_values import use_quick_values
+
+EPILOG = (
+    "Every option can also be set in the environment (TINYLLM_THREADS for --threads) or a file: see `tinyllm config`."
+)
+
+
+class ClosedPipe(Exception):
+    """Stdout was closed by its reader. Typer would turn a BrokenPipeError into a failure."""
+
+
+@dataclass(frozen=True)
+class Subcommand:
+    """Where a subcommand's function is ("module:function") and its line in `tinyllm --help`."""
+
+    target: str
+    help: str
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function."""
+        module, _, function = self.target.partition(":")
+        return getattr(importlib.import_module(module), function)
+
+
+class LazyCommands(Mapping[str, TyperCommand]):
+    """What a Typer group takes for its dict of commands; each one is made at the first look at it."""
+
+    def __init__(self, table: Mapping[str, Subcommand]):
+        self.table = table
+        self._made: dict[str, TyperCommand] = {}
+
+    def __getitem__(self, name: str) -> TyperCommand:
+        if name not in self._made:
+            self._made[name] = make_command(name, self.table[name].load())
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.table)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+
+def make_command(name: str, function: Callable[..., Any]) -> TyperCommand:
+    """The command that a function with Typer's annotations describes."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, cls=PlainCommand, epilog=EPILOG)(function)
+    command = typer.main.get_command(app)
+    command.name = name
+    return command
+
+
+class LazyGroup(TyperGroup):
+    """The root command."""
+
+    table: ClassVar[dict[str, Subcommand]] = {}
+
+    def __init__(self, **attributes: Any):
+        super().__init__(**attributes)
+        self.commands = LazyCommands(self.table)
+
+    def get_params(self, ctx: typer.Context) -> list[Any]:
+        return [use_quick_values(param) for param in super().get_params(ctx)]
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: typer.Context, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, subcommand.help) for name, subcommand in self.table.items()])
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ClosedPipe from error
+
+
+class PlainCommand(TyperCommand):
+    """A subcommand: its options are read from the settings too, and its help lists them by panel."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> typer.Context:
+        from tinyllm_cli import settings
+
+        settings.connect(self)
+        if not extra.get("resilient_parsing") and not {"-h", "--help"} & set(args):
+            extra.setdefault("default_map", settings.defaults_from_file(self))
+        return super().make_context(info_name, args, parent=parent, **extra)
+
+    def get_params(self, ctx: typer.Context) -> list[Any]:
+        from tinyllm_cli import settings
+
+        return [use_quick_values(param, settings.source_of) for param in super().get_params(ctx)]
+
+    def format_options(self, ctx: typer.Context, formatter: Any) -> None:
+        """Like Typer's, but with the panels (`rich_help_panel`) that it shows only through rich."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                default = "Arguments" if param.param_type_name == "argument" else "Options"
+                panels.setdefault(getattr(param, "rich_help_panel", None) or default, []).append(record)
+        for title, records in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
