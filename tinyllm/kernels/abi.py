@@ -1,0 +1,102 @@
+"""The kernel ABI without Numba: every kernel is `void kernel(int64 arguments, int64 thread, int64 n_threads)`.
+
+`arguments` is the address of a block of int64 words; this module names the words of each kind of kernel.
+The first two words are the same everywhere: a ticket counter, from which threads draw their share of the work, and the
+address of the number of rows of the step.
+"""
+
+from __future__ import annotations
+
+import struct
+
+
+class Arguments:
+    """Names of the words of an argument block; `fields.name` is a byte offset."""
+
+    WORDS = 32
+
+    def __init__(self, names: str):
+        self.names = ("ticket", "n_rows", *names.split())
+        if len(self.names) > self.WORDS:
+            raise ValueError("too many words for an argument block")
+        for index, name in enumerate(self.names):
+            setattr(self, name, 8 * index)
+
+    def __getattr__(self, name: str) -> int:
+        raise AttributeError(f"these kernel arguments have no word named {name!r}")
+
+    def pack(self, **values: int | float) -> list[int]:
+        """The words in order; floats are stored as the bits of a float32."""
+        unknown = set(values) - set(self.names)
+        missing = set(self.names) - set(values) - {"ticket"}
+        if unknown or missing:
+            raise ValueError(f"kernel arguments: unknown {sorted(unknown)}, missing {sorted(missing)}")
+        words = [_word(values.get(name, 0)) for name in self.names]
+        return words + [0] * (self.WORDS - len(words))
+
+
+def _word(value: int | float) -> int:
+    if isinstance(value, float):
+        return struct.unpack("<I", struct.pack("<f", value))[0]
+    return int(value)
+
+
+# One record of quantized activations: 32 inputs of one row, a cache line.
+RECORD = 64
+RECORD_SCALE = 32  # f32: scale
+RECORD_SUMS = 36  # f32 x 2: scale · Σ codes of each half
+RECORD_SUM = 44  # f32: scale · Σ codes
+RECORD_NEGATIVE = 48  # i32 x 3: −Σ codes of each half, then of all
+
+# y[row] (+)= scale · (W x + bias)
+LINEAR = Arguments(
+    "grain panels tiles panel_bytes weights x x_stride y y_stride bias accumulate scale scratch scratch_stride experts"
+)
+
+# h = norm(x), and optionally its records. kind 0: RMS, 1: LayerNorm.
+NORM = Arguments("n eps weight weight_stride bias x x_stride h h_stride records records_stride segments")
+
+# records of x.
+QUANTIZE = Arguments("n x x_stride records records_stride")
+
+# y = act(gate) * up, and optionally its records; gate and up are column offsets of x.
+GATED = Arguments("n gate up x_stride y y_stride records records_stride")
+
+# Rotate q and k, write k and v into the cache. Tables hold a cosine and a sine per rotated dimension and row.
+ROPE = Arguments(
+    "rows q q_stride k k_stride v v_stride n_heads n_kv_heads head_dim v_dim n_rot offset cos_sin table_stride pages"
+    " pool page_bytes head_bytes v_offset"
+)
+
+# Attention of the step's blocks of rows over the cache.
+ATTEND = Arguments(
+    "blocks n_blocks q q_stride out out_stride n_heads n_kv_heads head_dim v_dim pool page_bytes head_bytes v_offset"
+    " pages scale softcap window_left window_right slopes sinks scratch scratch_stride partials max_partitions causal"
+)
+
+# Words of a row of the step: position, and address of its sequence's page table.
+ROW_POSITION, ROW_PAGES, ROW_BYTES = 0, 8, 16
+# Words of a block of rows of one sequence: first row, rows, first position, length of the sequence, page table.
+BLOCK_FIRST, BLOCK_ROWS, BLOCK_POSITION, BLOCK_LENGTH, BLOCK_PAGES, BLOCK_BYTES = 0, 8, 16, 24, 32, 40
+
+MAX_BLOCK_ROWS = 64  # query rows (tokens times heads of a group) that one unit of attention works on
+PAGE = 32  # positions per page
+PARTITION = 128  # positions whose softmax is computed on its own and merged in order
+
+# A row of a plan's table: kernel for one row, kernel for many, arguments, address of the number of rows.
+OP_ONE, OP_MANY, OP_ARGUMENTS, OP_ROWS, OP_BYTES = 0, 8, 16, 24, 32
+
+
+class JOB:
+    """Byte offsets in the block that the threads of a team share; each group of words has a cache line of its own."""
+
+    ops, n_ops, stamps, arrived_before = 0, 8, 16, 24
+    arrived = 128
+    epoch, quit = 256, 264
+    stop = 384
+    stop_after = 512
+    left = 640
+    BYTES = 768
+
+# Panels of 16 rows from the file's rows.
+PACK = Arguments("rows n_inputs row_bytes source panels panel_bytes tiles weights")

@@ -1,0 +1,481 @@
+"""Rotary positions, writing keys and values into cache pages, and flash attention over the pages.
+
+A page holds 32 positions of one KV head: keys as [head_dim][32] and values as [32][v_dim], so that both products of
+attention run along the lanes. All query heads of a KV head are computed together, so that a page is read once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .abi import (
+    ATTEND,
+    BLOCK_BYTES,
+    BLOCK_FIRST,
+    BLOCK_LENGTH,
+    BLOCK_PAGES,
+    BLOCK_POSITION,
+    BLOCK_ROWS,
+    MAX_BLOCK_ROWS,
+    PAGE,
+    PARTITION,
+    ROPE,
+    ROW_BYTES,
+    ROW_PAGES,
+    ROW_POSITION,
+)
+from .simd import (
+    TARGET,
+    add,
+    add_i32,
+    atomic_add,
+    broadcast_f32,
+    exp,
+    fma,
+    lane_index,
+    less,
+    less_i32,
+    load_f16x16,
+    load_f32,
+    load_f32x16,
+    load_i32,
+    load_i64,
+    max_lanes,
+    maximum,
+    mul,
+    select,
+    splat_f32,
+    splat_i32,
+    store_f16,
+    store_f16x16,
+    store_f32,
+    store_f32x16,
+    sub,
+    sum_lanes,
+    sigmoid,
+    to_f32,
+    zero_f32,
+)
+from .specialize import specialize, static
+from .unpack import inline
+
+# Rows (query heads times tokens) whose scores are held in registers at a time.
+ROW_WIDTHS = (6, 3, 2, 1) if TARGET.wide_registers else (3, 2, 1)
+MASKED = np.float32(-1e30)
+
+
+def rope_and_store(args, thread, n_threads):
+    """Rotate the heads of q and k in place (RoPE, Su et al. 2021), then write k and v into the row's cache page.
+
+    The table of a row holds a cosine and a signed sine for each rotated dimension; the partner of dimension i is its
+    neighbour (NORM, adjacent pairs) or the one n_rot/2 away (NEOX, half-split pairs).
+    """
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    rows = load_i64(args + static(A.rows))
+    q = load_i64(args + static(A.q))
+    q_stride = load_i64(args + static(A.q_stride))
+    k = load_i64(args + static(A.k))
+    k_stride = load_i64(args + static(A.k_stride))
+    v = load_i64(args + static(A.v))
+    v_stride = load_i64(args + static(A.v_stride))
+    n_heads = load_i64(args + static(A.n_heads))
+    n_kv_heads = load_i64(args + static(A.n_kv_heads))
+    head_dim = load_i64(args + static(A.head_dim))
+    v_dim = load_i64(args + static(A.v_dim))
+    n_rot = load_i64(args + static(A.n_rot))
+    offset = load_i64(args + static(A.offset))
+    tables = load_i64(args + static(A.cos_sin))
+    table_stride = load_i64(args + static(A.table_stride))
+    page_table_index = load_i64(args + static(A.pages))
+    pool = load_i64(args + static(A.pool))
+    page_bytes = load_i64(args + static(A.page_bytes))
+    head_bytes = load_i64(args + static(A.head_bytes))
+    v_offset = load_i64(args + static(A.v_offset))
+    v_padded = (v_dim + 31) // 32 * 32
+    while True:
+        row = atomic_add(args, 1)
+        if row >= n_rows:
+            break
+        table = tables + row * table_stride
+        if n_rot != 0:
+            for head in range(n_heads):
+                rotate(q + row * q_stride + 4 * (head * head_dim + offset), table, n_rot)
+            for head in range(n_kv_heads):
+                rotate(k + row * k_stride + 4 * (head * head_dim + offset), table, n_rot)
+        position = load_i64(rows + row * ROW_BYTES + ROW_POSITION)
+        page_table = load_i64(load_i64(rows + row * ROW_BYTES + ROW_PAGES) + 8 * page_table_index)
+        slot = position & (PAGE - 1)
+        page = pool + load_i32(page_table + 4 * (position // PAGE)) * page_bytes
+        for head in range(n_kv_heads):
+            key = k + row * k_stride + 4 * head * head_dim
+            value = v + row * v_stride + 4 * head * v_dim
+            out = page + head * head_bytes
+            for i in range(head_dim):
+                store_element(out + (i * PAGE + slot) * ELEMENT, load_f32(key + 4 * i))
+            out += v_offset + slot * v_padded * ELEMENT
+            for i in range(v_dim):
+                store_element(out + i * ELEMENT, load_f32(value + 4 * i))
+
+
+@inline
+def rotate_adjacent(x, table, n_rot):
+    for i in range(0, n_rot, 2):
+        a, b = load_f32(x + 4 * i), load_f32(x + 4 * i + 4)
+        cosine, sine = load_f32(table + 4 * i), load_f32(table + 4 * i + 4)
+        store_f32(x + 4 * i, a * cosine - b * sine)
+        store_f32(x + 4 * i + 4, a * sine + b * cosine)
+
+
+@inline
+def rotate_halves(x, table, n_rot):
+    half = n_rot // 2
+    for i in range(half):
+        a, b = load_f32(x + 4 * i), load_f32(x + 4 * (i + half))
+        cosine, sine = load_f32(table + 8 * i), load_f32(table + 8 * i + 4)
+        store_f32(x + 4 * i, a * cosine - b * sine)
+        store_f32(x + 4 * (i + half), a * sine + b * cosine)
+
+
+def attend(args, thread, n_threads):
+    """softmax(q·K · scale) V over the cache pages, without a score matrix (flash attention, Dao et al. 2022).
+
+    A unit of work is a block of rows of one sequence and one KV head (MANY), or one KV head and one partition of
+    positions for a single row. Softmax is computed online within a partition, partitions are merged in order, so the
+    result depends neither on threads nor on how a prompt was cut into chunks.
+    """
+    blocks = load_i64(args + static(A.blocks))
+    n_blocks = load_i64(load_i64(args + static(A.n_blocks)))
+    q = load_i64(args + static(A.q))
+    q_stride = load_i64(args + static(A.q_stride))
+    out = load_i64(args + static(A.out))
+    out_stride = load_i64(args + static(A.out_stride))
+    n_heads = load_i64(args + static(A.n_heads))
+    n_kv_heads = load_i64(args + static(A.n_kv_heads))
+    head_dim = load_i64(args + static(A.head_dim))
+    v_dim = load_i64(args + static(A.v_dim))
+    pool = load_i64(args + static(A.pool))
+    page_bytes = load_i64(args + static(A.page_bytes))
+    head_bytes = load_i64(args + static(A.head_bytes))
+    v_offset = load_i64(args + static(A.v_offset))
+    page_table_index = load_i64(args + static(A.pages))
+    scale = load_f32(args + static(A.scale))
+    softcap = load_f32(args + static(A.softcap))
+    window_left = load_i64(args + static(A.window_left))
+    window_right = load_i64(args + static(A.window_right))
+    causal = load_i64(args + static(A.causal))
+    slopes = load_i64(args + static(A.slopes))
+    sinks = load_i64(args + static(A.sinks))
+    partials = load_i64(args + static(A.partials))
+    max_partitions = load_i64(args + static(A.max_partitions))
+    group = n_heads // n_kv_heads
+    v_padded = (v_dim + 31) // 32 * 32
+    # Thread-private scratch: scaled queries, keys and values of a page in float32, scores, and per row m, l and output,
+    # of the current partition and of all before it.
+    scratch = load_i64(args + static(A.scratch)) + thread * load_i64(args + static(A.scratch_stride))
+    keys = scratch
+    values = keys + head_dim * PAGE * 4
+    queries = values + PAGE * v_padded * 4
+    scores = queries + MAX_BLOCK_ROWS * head_dim * 4
+    part_out = scores + MAX_BLOCK_ROWS * PAGE * 4
+    all_out = part_out + MAX_BLOCK_ROWS * v_padded * 4
+    part_max = all_out + MAX_BLOCK_ROWS * v_padded * 4
+    part_sum = part_max + MAX_BLOCK_ROWS * 4
+    all_max = part_sum + MAX_BLOCK_ROWS * 4
+    all_sum = all_max + MAX_BLOCK_ROWS * 4
+    if static(MANY):
+        n_units = n_blocks * n_kv_heads
+    else:
+        first_position = load_i64(blocks + BLOCK_POSITION)
+        n_partitions = first_position // PARTITION + 1
+        n_units = n_partitions * n_kv_heads
+    while True:
+        unit = atomic_add(args, 1)
+        if unit >= n_units:
+            break
+        # The last blocks look back the furthest: they go first.
+        if static(MANY):
+            head = unit % n_kv_heads
+            block = blocks + (n_blocks - 1 - unit // n_kv_heads) * BLOCK_BYTES
+        else:
+            head = unit // n_partitions
+            block = blocks
+        first_row = load_i64(block + BLOCK_FIRST)
+        n_tokens = load_i64(block + BLOCK_ROWS)
+        position = load_i64(block + BLOCK_POSITION)
+        length = load_i64(block + BLOCK_LENGTH)
+        page_table = load_i64(load_i64(block + BLOCK_PAGES) + 8 * page_table_index)
+        n_rows = n_tokens * group
+        for token in range(n_tokens):
+            for g in range(group):
+                source = q + (first_row + token) * q_stride + 4 * (head * group + g) * head_dim
+                target = queries + (token * group + g) * head_dim * 4
+                for i in range(head_dim):
+                    store_f32(target + 4 * i, load_f32(source + 4 * i) * scale)
+        lowest = max(position - window_left, 0)
+        highest = position + n_tokens - 1
+        if causal == 0:
+            highest = min(highest + window_right, length - 1)
+        for r in range(n_rows):
+            store_f32(all_max + 4 * r, MASKED)
+            store_f32(all_sum + 4 * r, np.float32(0.0))
+        if static(MANY):
+            partition_first = lowest // PARTITION
+            partition_last = highest // PARTITION
+        else:
+            partition_first = unit % n_partitions
+            partition_last = partition_first
+        for partition in range(partition_first, partition_last + 1):
+            for r in range(n_rows):
+                store_f32(part_max + 4 * r, MASKED)
+                store_f32(part_sum + 4 * r, np.float32(0.0))
+                for i in range(0, v_padded, 16):
+                    store_f32x16(part_out + (r * v_padded + i) * 4, zero_f32())
+            page_first = max(partition * PARTITION, lowest) // PAGE
+            page_last = min(partition * PARTITION + (PARTITION - 1), highest) // PAGE
+            for page_index in range(page_first, page_last + 1):
+                base = page_index * PAGE
+                page = pool + load_i32(page_table + 4 * page_index) * page_bytes + head * head_bytes
+                for i in range(0, head_dim * PAGE, 16):
+                    store_f32x16(keys + 4 * i, load_elements(page + i * ELEMENT))
+                page += v_offset
+                for i in range(0, PAGE * v_padded, 16):
+                    store_f32x16(values + 4 * i, load_elements(page + i * ELEMENT))
+                row = 0
+                for width in static(WIDTHS):
+                    while row + width <= n_rows:
+                        for t in static(range(width)):
+                            low[t] = zero_f32()
+                            high[t] = zero_f32()
+                        q_at = queries + row * head_dim * 4
+                        k_at = keys
+                        for _ in range(head_dim):
+                            k_low = load_f32x16(k_at)
+                            k_high = load_f32x16(k_at + 64)
+                            for t in static(range(width)):
+                                factor = broadcast_f32(q_at + t * head_dim * 4)
+                                low[t] = fma(k_low, factor, low[t])
+                                high[t] = fma(k_high, factor, high[t])
+                            q_at += 4
+                            k_at += 128
+                        for t in static(range(width)):
+                            store_f32x16(scores + (row + t) * 128, low[t])
+                            store_f32x16(scores + (row + t) * 128 + 64, high[t])
+                        row += width
+                for r in range(n_rows):
+                    at = scores + r * 128
+                    query_position = position + r // group
+                    s_low = load_f32x16(at)
+                    s_high = load_f32x16(at + 64)
+                    if softcap != 0.0:
+                        s_low = soft_cap(s_low, softcap)
+                        s_high = soft_cap(s_high, softcap)
+                    if slopes != 0:
+                        slope = splat_f32(load_f32(slopes + 4 * (head * group + r % group)))
+                        distance = splat_i32(base - query_position)
+                        s_low = fma(slope, to_f32(add_i32(lane_index(), distance)), s_low)
+                        s_high = fma(slope, to_f32(add_i32(lane_index(), splat_i32(base + 16 - query_position))), s_high)
+                    visible_from = query_position - window_left
+                    visible_to = query_position
+                    if causal == 0:
+                        visible_to = min(query_position + window_right, length - 1)
+                    if base < visible_from or base + PAGE - 1 > visible_to:
+                        s_low = hide(s_low, base, visible_from, visible_to)
+                        s_high = hide(s_high, base + 16, visible_from, visible_to)
+                    old_max = load_f32(part_max + 4 * r)
+                    new_max = max(old_max, max_lanes(maximum(s_low, s_high)))
+                    # A page may hide all its positions from a row: then nothing of it counts.
+                    if new_max > MASKED:
+                        alpha = scalar_exp(old_max - new_max)
+                        p_low = exp_or_zero(s_low, new_max)
+                        p_high = exp_or_zero(s_high, new_max)
+                        total = sum_lanes(add(p_low, p_high))
+                        store_f32(part_sum + 4 * r, load_f32(part_sum + 4 * r) * alpha + total)
+                        store_f32(part_max + 4 * r, new_max)
+                        if alpha != 1.0:
+                            rescale = splat_f32(alpha)
+                            for i in range(0, v_padded, 16):
+                                o_at = part_out + (r * v_padded + i) * 4
+                                store_f32x16(o_at, mul(load_f32x16(o_at), rescale))
+                    else:
+                        p_low = zero_f32()
+                        p_high = zero_f32()
+                    store_f32x16(at, p_low)
+                    store_f32x16(at + 64, p_high)
+                row = 0
+                for width in static(WIDTHS):
+                    while row + width <= n_rows:
+                        for i in range(0, v_padded, 32):
+                            o_at = part_out + (row * v_padded + i) * 4
+                            for t in static(range(width)):
+                                low[t] = load_f32x16(o_at + t * v_padded * 4)
+                                high[t] = load_f32x16(o_at + t * v_padded * 4 + 64)
+                            p_at = scores + row * 128
+                            v_at = values + 4 * i
+                            for _ in range(PAGE):
+                                v_low = load_f32x16(v_at)
+                                v_high = load_f32x16(v_at + 64)
+                                for t in static(range(width)):
+                                    factor = broadcast_f32(p_at + t * 128)
+                                    low[t] = fma(v_low, factor, low[t])
+                                    high[t] = fma(v_high, factor, high[t])
+                                p_at += 4
+                                v_at += v_padded * 4
+                            for t in static(range(width)):
+                                store_f32x16(o_at + t * v_padded * 4, low[t])
+                                store_f32x16(o_at + t * v_padded * 4 + 64, high[t])
+                        row += width
+            if static(MANY):
+                for r in range(n_rows):
+                    merge(
+                        all_max + 4 * r, all_sum + 4 * r, all_out + r * v_padded * 4,
+                        part_max + 4 * r, part_sum + 4 * r, part_out + r * v_padded * 4, v_padded,
+                    )
+        if static(MANY):
+            for r in range(n_rows):
+                token = r // group
+                query_head = head * group + r % group
+                target = out + (first_row + token) * out_stride + query_head * v_dim * 4
+                write_row(
+                    target, all_max + 4 * r, all_sum + 4 * r, all_out + r * v_padded * 4, v_dim, sinks, query_head
+                )
+        else:
+            # The partition's result goes to memory that all threads see; whoever finishes a head last merges it.
+            row_bytes = 64 + v_padded * 4
+            head_partials = partials + 64 * n_kv_heads + head * group * max_partitions * row_bytes
+            for g in range(group):
+                slot = head_partials + (partition_first * group + g) * row_bytes
+                store_f32(slot, load_f32(part_max + 4 * g))
+                store_f32(slot + 4, load_f32(part_sum + 4 * g))
+                for i in range(0, v_padded, 16):
+                    store_f32x16(slot + 64 + 4 * i, load_f32x16(part_out + (g * v_padded + i) * 4))
+            finished = partials + 64 * head
+            if atomic_add(finished, 1) == n_partitions - 1:
+                atomic_add(finished, -n_partitions)
+                for g in range(group):
+                    for p in range(n_partitions):
+                        slot = head_partials + (p * group + g) * row_bytes
+                        merge(
+                            all_max + 4 * g, all_sum + 4 * g, all_out + g * v_padded * 4,
+                            slot, slot + 4, slot + 64, v_padded,
+                        )
+                    query_head = head * group + g
+                    target = out + first_row * out_stride + query_head * v_dim * 4
+                    write_row(
+                        target, all_max + 4 * g, all_sum + 4 * g, all_out + g * v_padded * 4, v_dim, sinks, query_head
+                    )
+
+
+@inline
+def merge(all_max, all_sum, all_out, part_max, part_sum, part_out, n):
+    """Join two softmax-weighted sums: both are brought to the larger maximum."""
+    old, new = load_f32(all_max), load_f32(part_max)
+    if new > MASKED:
+        if old > MASKED:
+            top = max(old, new)
+            a, b = scalar_exp(old - top), scalar_exp(new - top)
+            store_f32(all_max, top)
+            store_f32(all_sum, load_f32(all_sum) * a + load_f32(part_sum) * b)
+            a16, b16 = splat_f32(a), splat_f32(b)
+            for i in range(0, n, 16):
+                store_f32x16(
+                    all_out + 4 * i, fma(load_f32x16(part_out + 4 * i), b16, mul(load_f32x16(all_out + 4 * i), a16))
+                )
+        else:
+            store_f32(all_max, new)
+            store_f32(all_sum, load_f32(part_sum))
+            for i in range(0, n, 16):
+                store_f32x16(all_out + 4 * i, load_f32x16(part_out + 4 * i))
+
+
+@inline
+def write_row(target, all_max, all_sum, all_out, v_dim, sinks, query_head):
+    """Divide by the softmax denominator, to which a sink (gpt-oss) adds a score without a value."""
+    total = load_f32(all_sum)
+    factor = np.float32(1.0)
+    if sinks != 0:
+        sink = load_f32(sinks + 4 * query_head)
+        top = max(load_f32(all_max), sink)
+        factor = scalar_exp(load_f32(all_max) - top)
+        total = total * factor + scalar_exp(sink - top)
+    inverse = factor / total
+    for i in range(v_dim):
+        store_f32(target + 4 * i, load_f32(all_out + 4 * i) * inverse)
+
+
+@inline
+def scalar_exp(x):
+    return max_lanes(exp(splat_f32(x)))
+
+
+@inline
+def exp_or_zero(s, top):
+    """e^(s - top), exactly zero for hidden positions."""
+    shifted = sub(s, splat_f32(top))
+    return select(less(splat_f32(np.float32(-80.0)), shifted), exp(shifted), zero_f32())
+
+
+@inline
+def hide(s, first, visible_from, visible_to):
+    lanes = add_i32(lane_index(), splat_i32(first))
+    s = select(less_i32(lanes, splat_i32(visible_from)), splat_f32(MASKED), s)
+    return select(less_i32(splat_i32(visible_to), lanes), splat_f32(MASKED), s)
+
+
+@inline
+def soft_cap(s, cap):
+    """cap · tanh(s / cap), by tanh x = 2·sigmoid(2x) - 1."""
+    doubled = mul(s, splat_f32(2.0 / cap))
+    return fma(sigmoid(doubled), splat_f32(2.0 * cap), splat_f32(-cap))
+
+
+@inline
+def store_f16_element(where, value):
+    store_f16(where, value)
+
+
+@inline
+def load_f16_elements(where):
+    return load_f16x16(where)
+
+
+@inline
+def store_f32_element(where, value):
+    store_f32(where, value)
+
+
+@inline
+def load_f32_elements(where):
+    return load_f32x16(where)
+
+
+# Per cache type: bytes per element, store one, load 16 as float32.
+CACHE_TYPES = {
+    "f16": (2, store_f16_element, load_f16_elements),
+    "f32": (4, store_f32_element, load_f32_elements),
+}
+
+
+def build_rope(parameter: str):
+    pairing, kv_type = parameter.split("-")
+    size, store_element, _ = CACHE_TYPES[kv_type]
+    rotate = rotate_halves if pairing == "halves" else rotate_adjacent
+    return specialize(rope_and_store, A=ROPE, ELEMENT=size, store_element=store_element, rotate=rotate)
+
+
+def build_attend(kv_type: str, many: bool):
+    size, _, load_elements = CACHE_TYPES[kv_type]
+    return specialize(
+        attend,
+        A=ATTEND,
+        ELEMENT=size,
+        MANY=many,
+        WIDTHS=ROW_WIDTHS,
+        load_elements=load_elements,
+    )
+
+
+KERNELS = {
+    "rope": build_rope,
+    "attend_one": lambda kv_type: build_attend(kv_type, False),
+    "attend_many": lambda kv_type: build_attend(kv_type, True),
+}

@@ -1,0 +1,233 @@
+"""Kernels over rows of float32 activations: norms, gated activations, and their quantization into int8 records.
+
+Rows are padded with zeros to a multiple of 32; a record holds 32 inputs (see `abi.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from .abi import GATED, NORM, QUANTIZE, RECORD, RECORD_NEGATIVE, RECORD_SCALE, RECORD_SUM, RECORD_SUMS
+from .simd import (
+    absolute,
+    add,
+    atomic_add,
+    fma,
+    keep_first,
+    load_f32,
+    load_f32x16,
+    load_first,
+    load_i64,
+    max_lanes,
+    maximum,
+    mul,
+    round_to_i32,
+    sigmoid,
+    splat_f32,
+    store_f32,
+    store_f32x16,
+    store_first,
+    store_i8x16,
+    store_i32,
+    sub,
+    sum_lanes,
+    sum_lanes_i32,
+    zero_f32,
+)
+from .specialize import specialize, static
+from .unpack import inline
+
+# Inputs of a row that one thread takes at a time.
+SEGMENT = 256
+
+
+@inline
+def load_part(at, i, n):
+    """Floats i … i+15 of a row of n, zeros behind its end."""
+    if i + 16 <= n:
+        return load_f32x16(at + 4 * i)
+    return load_first(at + 4 * i, n - i)
+
+
+@inline
+def store_part(at, i, n, value):
+    if i + 16 <= n:
+        store_f32x16(at + 4 * i, value)
+    else:
+        store_first(at + 4 * i, value, n - i)
+
+
+@inline
+def quantize_block(low, high, record):
+    """Write the record of 32 values: scale = max|x| / 127, codes rounded to nearest even."""
+    peak = max_lanes(maximum(absolute(low), absolute(high)))
+    scale = peak * (1.0 / 127.0)
+    inverse = 127.0 / peak if peak > 0.0 else 0.0
+    factor = splat_f32(inverse)
+    codes_low = round_to_i32(mul(low, factor))
+    codes_high = round_to_i32(mul(high, factor))
+    store_i8x16(record, codes_low)
+    store_i8x16(record + 16, codes_high)
+    sum_low = sum_lanes_i32(codes_low)
+    sum_high = sum_lanes_i32(codes_high)
+    store_f32(record + RECORD_SCALE, scale)
+    store_f32(record + RECORD_SUMS, scale * sum_low)
+    store_f32(record + RECORD_SUMS + 4, scale * sum_high)
+    store_f32(record + RECORD_SUM, scale * (sum_low + sum_high))
+    store_i32(record + RECORD_NEGATIVE, -sum_low)
+    store_i32(record + RECORD_NEGATIVE + 4, -sum_high)
+    store_i32(record + RECORD_NEGATIVE + 8, -(sum_low + sum_high))
+
+
+def quantize(args, thread, n_threads):
+    """Records of float32 rows."""
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    n = load_i64(args + static(A.n))
+    x = load_i64(args + static(A.x))
+    x_stride = load_i64(args + static(A.x_stride))
+    records = load_i64(args + static(A.records))
+    records_stride = load_i64(args + static(A.records_stride))
+    segments = (n + SEGMENT - 1) // SEGMENT
+    while True:
+        unit = atomic_add(args, 1)
+        if unit >= n_rows * segments:
+            break
+        row = unit // segments
+        start = (unit - row * segments) * SEGMENT
+        at = x + row * x_stride
+        record = records + row * records_stride
+        for i in range(start, min(start + SEGMENT, n), 32):
+            quantize_block(load_f32x16(at + 4 * i), load_f32x16(at + 4 * i + 64), record + 2 * i)
+
+
+def norm(args, thread, n_threads):
+    """RMSNorm (Zhang & Sennrich 2019): x / sqrt(mean x² + eps) · weight, or LayerNorm (Ba et al. 2016): the same of x - mean x.
+
+    A row may hold several norms side by side (`segments`, one per head). Records are of the whole row.
+    """
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    n = load_i64(args + static(A.n))
+    eps = load_f32(args + static(A.eps))
+    weight = load_i64(args + static(A.weight))
+    weight_stride = load_i64(args + static(A.weight_stride))
+    bias = load_i64(args + static(A.bias))
+    x = load_i64(args + static(A.x))
+    x_stride = load_i64(args + static(A.x_stride))
+    h = load_i64(args + static(A.h))
+    h_stride = load_i64(args + static(A.h_stride))
+    records = load_i64(args + static(A.records))
+    records_stride = load_i64(args + static(A.records_stride))
+    segments = load_i64(args + static(A.segments))
+    while True:
+        row = atomic_add(args, 1)
+        if row >= n_rows:
+            break
+        for segment in range(segments):
+            at = x + row * x_stride + segment * n * 4
+            out = h + row * h_stride + segment * n * 4
+            mean = zero_f32()
+            if static(CENTRED):
+                total = zero_f32()
+                for i in range(0, n, 16):
+                    total = add(total, load_part(at, i, n))
+                mean = splat_f32(sum_lanes(total) / n)
+            squares = zero_f32()
+            for i in range(0, n, 16):
+                value = load_part(at, i, n)
+                if static(CENTRED):
+                    value = keep_first(sub(value, mean), n - i)
+                squares = fma(value, value, squares)
+            factor = splat_f32(1.0 / np.sqrt(sum_lanes(squares) / n + eps))
+            for i in range(0, n, 16):
+                value = load_part(at, i, n)
+                if static(CENTRED):
+                    value = sub(value, mean)
+                value = mul(value, factor)
+                if weight != 0:
+                    value = mul(value, load_part(weight + segment * weight_stride, i, n))
+                if bias != 0:
+                    value = add(value, load_part(bias, i, n))
+                store_part(out, i, n, value)
+        if records != 0:
+            at = h + row * h_stride
+            record = records + row * records_stride
+            for i in range(0, n * segments, 32):
+                quantize_block(load_f32x16(at + 4 * i), load_f32x16(at + 4 * i + 64), record + 2 * i)
+
+
+def activate(args, thread, n_threads):
+    """y = act(gate), times up where there is one (SwiGLU, Shazeer 2020, and its kin), and the records of y."""
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    n = load_i64(args + static(A.n))
+    gate = load_i64(args + static(A.gate))
+    up = load_i64(args + static(A.up))
+    x_stride = load_i64(args + static(A.x_stride))
+    y = load_i64(args + static(A.y))
+    y_stride = load_i64(args + static(A.y_stride))
+    records = load_i64(args + static(A.records))
+    records_stride = load_i64(args + static(A.records_stride))
+    segments = (n + SEGMENT - 1) // SEGMENT
+    while True:
+        unit = atomic_add(args, 1)
+        if unit >= n_rows * segments:
+            break
+        row = unit // segments
+        start = (unit - row * segments) * SEGMENT
+        gate_at = gate + row * x_stride
+        up_at = up + row * x_stride
+        out = y + row * y_stride
+        record = records + row * records_stride
+        for i in range(start, min(start + SEGMENT, n), 32):
+            for part in static((0, 64)):
+                g[part] = load_f32x16(gate_at + 4 * i + part)
+                if static(GATED):
+                    a[part] = mul(act(g[part]), load_f32x16(up_at + 4 * i + part))
+                else:
+                    a[part] = act(g[part])
+                store_f32x16(out + 4 * i + part, a[part])
+            if records != 0:
+                quantize_block(a[0], a[64], record + 2 * i)
+
+
+@inline
+def silu(v):
+    return mul(v, sigmoid(v))
+
+
+_GELU_FACTOR = np.float32(2.0 * math.sqrt(2.0 / math.pi))
+
+
+@inline
+def gelu(v):
+    """GELU by its tanh formula (Hendrycks & Gimpel 2016): v · sigmoid(2·sqrt(2/π)·(v + 0.044715 v³))."""
+    cube = mul(mul(v, v), v)
+    inner = fma(cube, splat_f32(np.float32(0.044715)), v)
+    return mul(v, sigmoid(mul(inner, splat_f32(_GELU_FACTOR))))
+
+
+@inline
+def relu_squared(v):
+    positive = maximum(v, zero_f32())
+    return mul(positive, positive)
+
+
+ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu2": relu_squared}
+
+
+def build_gated(activation: str) -> Callable:
+    return specialize(activate, A=GATED, GATED=True, act=ACTIVATIONS[activation])
+
+
+def build_plain(activation: str) -> Callable:
+    return specialize(activate, A=GATED, GATED=False, act=ACTIVATIONS[activation])
+
+
+KERNELS = {
+    "quantize": lambda: specialize(quantize, A=QUANTIZE),
+    "norm": lambda kind: specialize(norm, A=NORM, CENTRED=kind == "layer"),
+    "gated": build_gated,
+    "plain": build_plain,
+}

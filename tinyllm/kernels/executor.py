@@ -1,0 +1,146 @@
+"""The compiled loop that every thread runs over a plan: call the op's kernel, wait for the others, next op.
+
+There is no Python between ops. Waiting spins briefly, then yields the processor, then sleeps, so that a busy machine
+stays usable.
+"""
+
+from __future__ import annotations
+
+from .abi import JOB, OP_ARGUMENTS, OP_BYTES, OP_MANY, OP_ONE, OP_ROWS
+from .simd import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    call_kernel,
+    clock_ticks,
+    load_i64,
+    pause,
+    sched_yield,
+    sleep_us,
+    store_i64,
+)
+from .specialize import specialize, static
+from .unpack import inline
+
+# Turns of waiting before the processor is yielded, and before the thread sleeps.
+SPINS, YIELDS = 200, 2000
+
+
+@inline
+def wait_until(counter, target):
+    """Wait until the counter in memory has reached the target."""
+    turns = 0
+    while atomic_load(counter) < target:
+        turns += 1
+        if turns <= SPINS:
+            pause()
+        elif turns <= SPINS + YIELDS:
+            sched_yield()
+        else:
+            sleep_us(50)
+
+
+def execute(job, thread, n_threads):
+    """Run the job's plan as thread number `thread`; the number of ops that were run.
+
+    Thread 0 looks at the stop flag before it enters a barrier and says after which op to stop, so all threads leave
+    together.
+    """
+    ops = load_i64(job + static(J.ops))
+    n_ops = load_i64(job + static(J.n_ops))
+    arrived = job + static(J.arrived)
+    target = load_i64(job + static(J.arrived_before))
+    stamps = load_i64(job + static(J.stamps))
+    if stamps != 0:
+        stamps += thread * (2 * n_ops + 1) * 8
+        store_i64(stamps, clock_ticks())
+    done = 0
+    while done < n_ops:
+        op = ops + done * OP_BYTES
+        arguments = load_i64(op + OP_ARGUMENTS)
+        rows = load_i64(load_i64(op + OP_ROWS))
+        if rows == 1:
+            call_kernel(load_i64(op + OP_ONE), arguments, thread, n_threads)
+        elif rows > 1:
+            call_kernel(load_i64(op + OP_MANY), arguments, thread, n_threads)
+        if stamps != 0:
+            store_i64(stamps + 8 + 16 * done, clock_ticks())
+        target += n_threads
+        if thread == 0:
+            if done > 0:
+                # Everybody has left the op before: its tickets can be dealt out anew.
+                store_i64(load_i64(op - OP_BYTES + OP_ARGUMENTS), 0)
+            if atomic_load(job + static(J.stop)) != 0:
+                atomic_store(job + static(J.stop_after), done + 1)
+        if n_threads > 1:
+            atomic_add(arrived, 1)
+            wait_until(arrived, target)
+        if stamps != 0:
+            store_i64(stamps + 16 + 16 * done, clock_ticks())
+        done += 1
+        stop_after = atomic_load(job + static(J.stop_after))
+        if stop_after != 0 and done >= stop_after:
+            break
+    if thread == 0 and done > 0:
+        store_i64(load_i64(ops + (done - 1) * OP_BYTES + OP_ARGUMENTS), 0)
+    return done
+
+
+def serve(job, thread, n_threads, last_epoch, patience):
+    """A worker's loop: run each job that is published, and return when none came for `patience` turns of waiting.
+
+    Returns the number of the last job that was seen, so that the caller can park and come back.
+    """
+    turns = 0
+    while turns < patience:
+        epoch = atomic_load(job + static(J.epoch))
+        if epoch != last_epoch:
+            last_epoch = epoch
+            if load_i64(job + static(J.quit)) != 0:
+                break
+            execute(job, thread, n_threads)
+            atomic_add(job + static(J.left), 1)
+            turns = 0
+        turns += 1
+        if turns <= SPINS:
+            pause()
+        else:
+            sched_yield()
+    return last_epoch
+
+
+def publish(job):
+    """Make the job visible to the workers."""
+    atomic_store(job + static(J.stop_after), 0)
+    atomic_store(job + static(J.left), 0)
+    return atomic_add(job + static(J.epoch), 1)
+
+
+def lead(job, thread, n_threads):
+    """Run the published job as thread 0 and wait until all workers have left it; the number of ops that were run."""
+    done = execute(job, thread, n_threads)
+    store_i64(job + static(J.arrived_before), load_i64(job + static(J.arrived_before)) + done * n_threads)
+    wait_until(job + static(J.left), n_threads - 1)
+    return done
+
+
+def _build(function, *others):
+    from numba import njit
+
+    built = {}
+    for other in others:
+        built[other.__name__] = njit(error_model="numpy")(
+            specialize(
+                other, J=JOB, OP_BYTES=OP_BYTES, OP_ARGUMENTS=OP_ARGUMENTS, OP_ONE=OP_ONE, OP_MANY=OP_MANY, OP_ROWS=OP_ROWS
+            )
+        )
+    kernel = specialize(function, J=JOB, **built)
+    kernel.returns_int = True
+    return kernel
+
+
+KERNELS = {
+    "serve": lambda: _build(serve, execute),
+    "lead": lambda: _build(lead, execute),
+    "publish": lambda: _build(publish),
+}

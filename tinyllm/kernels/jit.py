@@ -1,0 +1,167 @@
+"""Compiles kernels with Numba once, keeps their object code in the cache folder, and loads it with llvmlite alone.
+
+A kernel's name is `module.builder:parameter`, e.g. `matmul.gemv:Q4_1`. The cache is keyed by all kernel sources, the CPU
+and its features, and the versions of Python, numba and llvmlite; a process that finds everything never imports numba.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+from ..errors import KernelError
+from .target import current_target
+
+log = logging.getLogger("tinyllm")
+
+_loaded: dict[str, int] = {}
+_engines: list[llvm.ExecutionEngine] = []
+_kept: list[object] = []
+
+
+@cache
+def cache_key() -> str:
+    """Names the state of everything that the object code depends on."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    target = current_target()
+    versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite", "numpy")]
+    digest.update(repr((sys.version_info[:2], versions, target, sys.platform)).encode())
+    return digest.hexdigest()[:20]
+
+
+@cache
+def cache_folder() -> Path | None:
+    """Where object code is kept: TINYLLM_HOME, the XDG cache, or a private temporary folder; None if nothing is writable."""
+    home = os.environ.get("TINYLLM_HOME")
+    base = os.environ.get("XDG_CACHE_HOME")
+    candidates = []
+    if home:
+        candidates.append(Path(home))
+    else:
+        if base:
+            candidates.append(Path(base) / "tinyllm")
+        try:
+            candidates.append(Path.home() / ".cache" / "tinyllm")
+        except RuntimeError:
+            pass
+    owner = os.getuid() if hasattr(os, "getuid") else "user"
+    candidates.append(Path(tempfile.gettempdir()) / f"tinyllm-{owner}")
+    for candidate in candidates:
+        folder = candidate / "kernels" / cache_key()
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if os.access(folder, os.W_OK | os.X_OK) and _owned(folder):
+                return folder
+        except OSError:
+            continue
+    log.warning("no cache folder is writable: kernels are compiled anew in each process (set TINYLLM_HOME)")
+    return None
+
+
+def _owned(folder: Path) -> bool:
+    """Object code is run, so it must not come from a folder that belongs to somebody else."""
+    return not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
+
+
+def kernel_addresses(names: Iterable[str]) -> dict[str, int]:
+    """Addresses of the kernels, compiled now if the cache does not have them.
+
+    Raises:
+        KernelError: the kernels cannot be compiled or loaded on this machine.
+    """
+    names = list(dict.fromkeys(names))
+    folder = cache_folder()
+    missing = [name for name in names if name not in _loaded]
+    stored = {name: content for name in missing if folder and (content := _read(folder, name))}
+    to_compile = [name for name in missing if name not in stored]
+    if to_compile:
+        log.info("compiling kernels (first run): %d", len(to_compile))
+        for name in to_compile:
+            content = compile_kernel(name)
+            if content is not None:
+                stored[name] = content
+                if folder:
+                    _write(folder, name, content)
+    if stored:
+        _load(stored)
+    return {name: _loaded[name] for name in names}
+
+
+def compile_kernel(name: str) -> bytes | None:
+    """Compile one kernel: a line with its symbol, then its object file. None if it was loaded by Numba itself."""
+    try:
+        from numba import cfunc, types
+    except ImportError as error:
+        raise KernelError(f"numba cannot be imported ({error}); reinstall tinyllm") from error
+    module_name, _, rest = name.partition(".")
+    builder, _, parameter = rest.partition(":")
+    module = importlib.import_module(f"{__package__}.{module_name}")
+    build = module.KERNELS[builder]
+    function = build(parameter) if parameter else build()
+    i64 = types.int64
+    n_arguments = function.__code__.co_argcount
+    result = i64 if getattr(function, "returns_int", False) else types.void
+    kernel = cfunc(result(*[i64] * n_arguments), nopython=True, error_model="numpy")(function)
+    try:
+        # Not a public interface of Numba; where it is missing the kernel is used in place and not kept.
+        content = kernel._library._get_compiled_object()
+        symbol = kernel._wrapper_name
+    except AttributeError:
+        _loaded[name] = kernel.address
+        _kept.append(kernel)
+        return None
+    return symbol.encode() + b"\n" + content
+
+
+def _path(folder: Path, name: str) -> Path:
+    return folder / (name.replace(":", "-") + ".kernel")
+
+
+def _read(folder: Path, name: str) -> bytes | None:
+    try:
+        content = _path(folder, name).read_bytes()
+    except OSError:
+        return None
+    size, _, rest = content.partition(b"\n")
+    # A file that was cut off (full disk, copied folder) must not be run.
+    return rest if size.isdigit() and len(rest) == int(size) else None
+
+
+def _write(folder: Path, name: str, content: bytes) -> None:
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            file.write(b"%d\n" % len(content) + content)
+        os.replace(file.name, _path(folder, name))
+    except OSError as error:
+        log.warning("cannot keep compiled kernels in %s: %s", folder, error)
+
+
+def _load(objects: dict[str, bytes]) -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    try:
+        machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        for content in objects.values():
+            engine.add_object_file(llvm.ObjectFileRef.from_data(content.partition(b"\n")[2]))
+        engine.finalize_object()
+    except RuntimeError as error:
+        raise KernelError(f"compiled kernels cannot be loaded: {error}") from error
+    _engines.append(engine)
+    for name, content in objects.items():
+        address = engine.get_function_address(content.partition(b"\n")[0].decode())
+        if not address:
+            raise KernelError(f"kernel {name} has no code; delete {cache_folder()} and try again")
+        _loaded[name] = address

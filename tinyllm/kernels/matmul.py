@@ -1,0 +1,316 @@
+"""Matrix products over tiles of 16 rows: y = W x for one row of activations (GEMV) and for many (GEMM).
+
+One GEMV and one GEMM serve every quantized format, one pair every float format. Both sum the blocks of a row in the same
+order with the same operations, so a token's result does not depend on how many tokens were computed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .abi import LINEAR, RECORD, RECORD_NEGATIVE, RECORD_SCALE, RECORD_SUM, RECORD_SUMS
+from .dot import groups_per_fold, make_dot
+from .formats import TILES
+from .simd import (
+    TARGET,
+    add,
+    atomic_add,
+    broadcast4,
+    broadcast_f32,
+    broadcast_i32,
+    fma,
+    load_f32,
+    load_f32x16,
+    load_i8x64,
+    load_i64,
+    mul,
+    opaque,
+    shift_left_i32,
+    splat_f32,
+    store_f32x16,
+    store_i8x64,
+    to_f32,
+    zero_f32,
+    zero_i32,
+)
+from .specialize import specialize, static
+from .unpack import UNPACK, UNPACK_FLOAT, inline
+
+# Tokens whose accumulators are held in registers at a time; chosen by measurement.
+GEMM_WIDTHS = (12, 4, 1) if TARGET.wide_registers else (5, 1)
+# Groups of 4 inputs per turn of the innermost loop.
+STEP = 1
+# Blocks of 32 inputs that are unpacked at a time: codes and scales stay in the first-level cache.
+CHUNK_BLOCKS = 24
+# Tokens per pass over the chunk: their activations stay in the second-level cache.
+CHUNK_TOKENS = 128
+
+
+@inline
+def finish(acc, y, bias, accumulate, scale):
+    """Write y = scale · (acc + bias), or add it to y."""
+    if bias != 0:
+        acc = add(acc, load_f32x16(bias))
+    if accumulate != 0:
+        acc = fma(acc, splat_f32(scale), load_f32x16(y))
+    else:
+        acc = mul(acc, splat_f32(scale))
+    store_f32x16(y, acc)
+
+
+def gemv(args, thread, n_threads):
+    """One row of quantized activations times a quantized matrix."""
+    grain = load_i64(args + static(A.grain))
+    panels = load_i64(args + static(A.panels))
+    tiles = load_i64(args + static(A.tiles))
+    panel_bytes = load_i64(args + static(A.panel_bytes))
+    weights = load_i64(args + static(A.weights))
+    x = load_i64(args + static(A.x))
+    y = load_i64(args + static(A.y))
+    bias = load_i64(args + static(A.bias))
+    accumulate = load_i64(args + static(A.accumulate))
+    out_scale = load_f32(args + static(A.scale))
+    while True:
+        first = atomic_add(args, grain)
+        if first >= panels:
+            break
+        for panel in range(first, min(first + grain, panels)):
+            tile = weights + panel * panel_bytes
+            record = x
+            acc = zero_f32()
+            for _ in range(tiles):
+                for block in range(BLOCKS):
+                    codes_at = tile + block * CODE_STRIDE
+                    factor = broadcast_f32(record + SCALE)
+                    for half in static(range(HALVES)):
+                        if static(ZERO_SHIFT >= 0):
+                            negative = broadcast_i32(record + static(NEGATIVE[half] if HALVES == 2 else NEGATIVE[2]))
+                            total = shift_left_i32(negative, ZERO_SHIFT)
+                        else:
+                            total = zero_i32()
+                        for fold_index in static(range(8 // HALVES // FOLD)):
+                            partial = dot_zero()
+                            for i in static(range(FOLD)):
+                                group = static(half * 8 // HALVES + fold_index * FOLD + i)
+                                partial = dot(partial, codes(codes_at, group), broadcast4(record + 4 * group))
+                            total = dot_fold(total, partial)
+                        acc = fma(mul(scale(tile, block, half), factor), to_f32(total), acc)
+                        if static(MINIMUM):
+                            sums = broadcast_f32(record + static(SUMS[half] if HALVES == 2 else SUMS[2]))
+                            acc = fma(minimum(tile, block, half), sums, acc)
+                    record += RECORD
+                tile += TILE_BYTES
+            finish(acc, y + 64 * panel, bias + 64 * panel if bias != 0 else 0, accumulate, out_scale)
+
+
+def gemm(args, thread, n_threads):
+    """Many rows of quantized activations times a quantized matrix.
+
+    A panel's chunk is unpacked once into thread-private scratch and used for up to CHUNK_TOKENS rows. Partial sums wait
+    in scratch while the inputs are walked chunk by chunk.
+    """
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    grain = load_i64(args + static(A.grain))
+    panels = load_i64(args + static(A.panels))
+    tiles = load_i64(args + static(A.tiles))
+    panel_bytes = load_i64(args + static(A.panel_bytes))
+    weights = load_i64(args + static(A.weights))
+    x = load_i64(args + static(A.x))
+    x_stride = load_i64(args + static(A.x_stride))
+    y = load_i64(args + static(A.y))
+    y_stride = load_i64(args + static(A.y_stride))
+    bias = load_i64(args + static(A.bias))
+    accumulate = load_i64(args + static(A.accumulate))
+    out_scale = load_f32(args + static(A.scale))
+    unpacked = load_i64(args + static(A.scratch)) + thread * load_i64(args + static(A.scratch_stride))
+    steps = opaque(static(FOLD // STEP))
+    sums_at = unpacked + static(CHUNK_BLOCKS * UNPACKED)
+    while True:
+        first = atomic_add(args, grain)
+        if first >= panels:
+            break
+        last = min(first + grain, panels)
+        for token_start in range(0, n_rows, CHUNK_TOKENS):
+            token_end = min(token_start + CHUNK_TOKENS, n_rows)
+            for tile_start in range(0, tiles, CHUNK_TILES):
+                tile_end = min(tile_start + CHUNK_TILES, tiles)
+                n_blocks = (tile_end - tile_start) * BLOCKS
+                for panel in range(first, last):
+                    tile = weights + panel * panel_bytes + tile_start * TILE_BYTES
+                    out = unpacked
+                    for _ in range(tile_start, tile_end):
+                        for block in range(BLOCKS):
+                            codes_at = tile + block * CODE_STRIDE
+                            for group in static(range(8)):
+                                store_i8x64(out + 64 * group, codes(codes_at, group))
+                            for half in static(range(HALVES)):
+                                store_f32x16(out + static(512 + 64 * half), scale(tile, block, half))
+                                if static(MINIMUM):
+                                    store_f32x16(
+                                        out + static(512 + 64 * (HALVES + half)), minimum(tile, block, half)
+                                    )
+                            out += UNPACKED
+                        tile += TILE_BYTES
+                    panel_bias = bias + 64 * panel if bias != 0 else 0
+                    sums_panel = sums_at + (panel - first) * static(64 * CHUNK_TOKENS)
+                    token = token_start
+                    for width in static(WIDTHS):
+                        while token + width <= token_end:
+                            records = x + token * x_stride + tile_start * static(BLOCKS * RECORD)
+                            kept = sums_panel + 64 * (token - token_start)
+                            for t in static(range(width)):
+                                if tile_start == 0:
+                                    acc[t] = zero_f32()
+                                else:
+                                    acc[t] = load_f32x16(kept + 64 * t)
+                                record[t] = records + t * x_stride
+                            w = unpacked
+                            for _ in range(n_blocks):
+                                for half in static(range(HALVES)):
+                                    for t in static(range(width)):
+                                        if static(ZERO_SHIFT >= 0):
+                                            negative = broadcast_i32(
+                                                record[t] + static(NEGATIVE[half] if HALVES == 2 else NEGATIVE[2])
+                                            )
+                                            total[t] = shift_left_i32(negative, ZERO_SHIFT)
+                                        else:
+                                            total[t] = zero_i32()
+                                    for fold_index in static(range(8 // HALVES // FOLD)):
+                                        for t in static(range(width)):
+                                            partial[t] = dot_zero()
+                                        group = static(half * 8 // HALVES + fold_index * FOLD)
+                                        for step in range(steps):
+                                            for i in static(range(STEP)):
+                                                at = group + STEP * step + i
+                                                weight_codes = load_i8x64(w + 64 * at)
+                                                for t in static(range(width)):
+                                                    partial[t] = dot(
+                                                        partial[t], weight_codes, broadcast4(record[t] + 4 * at)
+                                                    )
+                                        for t in static(range(width)):
+                                            total[t] = dot_fold(total[t], partial[t])
+                                    weight_scale = load_f32x16(w + static(512 + 64 * half))
+                                    for t in static(range(width)):
+                                        factor = mul(weight_scale, broadcast_f32(record[t] + SCALE))
+                                        acc[t] = fma(factor, to_f32(total[t]), acc[t])
+                                    if static(MINIMUM):
+                                        weight_minimum = load_f32x16(w + static(512 + 64 * (HALVES + half)))
+                                        for t in static(range(width)):
+                                            sums = broadcast_f32(
+                                                record[t] + static(SUMS[half] if HALVES == 2 else SUMS[2])
+                                            )
+                                            acc[t] = fma(weight_minimum, sums, acc[t])
+                                for t in static(range(width)):
+                                    record[t] += RECORD
+                                w += UNPACKED
+                            for t in static(range(width)):
+                                if tile_end == tiles:
+                                    finish(
+                                        acc[t], y + (token + t) * y_stride + 64 * panel, panel_bias, accumulate, out_scale
+                                    )
+                                else:
+                                    store_f32x16(kept + 64 * t, acc[t])
+                            token += width
+
+
+def gemv_float(args, thread, n_threads):
+    """Rows of float32 activations times a float matrix, one row at a time."""
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    grain = load_i64(args + static(A.grain))
+    panels = load_i64(args + static(A.panels))
+    tiles = load_i64(args + static(A.tiles))
+    panel_bytes = load_i64(args + static(A.panel_bytes))
+    weights = load_i64(args + static(A.weights))
+    x = load_i64(args + static(A.x))
+    x_stride = load_i64(args + static(A.x_stride))
+    y = load_i64(args + static(A.y))
+    y_stride = load_i64(args + static(A.y_stride))
+    bias = load_i64(args + static(A.bias))
+    accumulate = load_i64(args + static(A.accumulate))
+    out_scale = load_f32(args + static(A.scale))
+    while True:
+        first = atomic_add(args, grain)
+        if first >= panels:
+            break
+        for panel in range(first, min(first + grain, panels)):
+            panel_bias = bias + 64 * panel if bias != 0 else 0
+            row = 0
+            for width in static(WIDTHS):
+                while row + width <= n_rows:
+                    tile = weights + panel * panel_bytes
+                    for t in static(range(width)):
+                        at[t] = x + (row + t) * x_stride
+                        for s in static(range(4)):
+                            acc[t, s] = zero_f32()
+                    for _ in range(tiles):
+                        for i in range(0, 32, 4):
+                            for s in static(range(4)):
+                                weight = load_row(tile, i + s)
+                                for t in static(range(width)):
+                                    acc[t, s] = fma(weight, broadcast_f32(at[t] + 4 * (i + s)), acc[t, s])
+                        for t in static(range(width)):
+                            at[t] += 128
+                        tile += TILE_BYTES
+                    for t in static(range(width)):
+                        result = add(add(acc[t, 0], acc[t, 1]), add(acc[t, 2], acc[t, 3]))
+                        finish(result, y + (row + t) * y_stride + 64 * panel, panel_bias, accumulate, out_scale)
+                    row += width
+
+
+def _quantized_parameters(name: str) -> dict:
+    unpack = UNPACK[name]
+    tile = unpack.tile
+    dot_zero, dot, dot_fold = make_dot(tile.bits)
+    halves = tile.halves
+    return {
+        "A": LINEAR,
+        "RECORD": RECORD,
+        "SCALE": RECORD_SCALE,
+        "NEGATIVE": (RECORD_NEGATIVE, RECORD_NEGATIVE + 4, RECORD_NEGATIVE + 8),
+        "SUMS": (RECORD_SUMS, RECORD_SUMS + 4, RECORD_SUM),
+        "BLOCKS": tile.blocks,
+        "HALVES": halves,
+        "MINIMUM": tile.minimum,
+        "TILE_BYTES": tile.bytes,
+        "CODE_STRIDE": unpack.code_stride,
+        "ZERO_SHIFT": unpack.zero.bit_length() - 1,
+        "STEP": STEP,
+        "FOLD": min(groups_per_fold(tile.bits), 8 // halves),
+        "CHUNK_BLOCKS": CHUNK_BLOCKS,
+        "CHUNK_TILES": CHUNK_BLOCKS // tile.blocks,
+        "CHUNK_TOKENS": CHUNK_TOKENS,
+        "UNPACKED": unpacked_bytes(name),
+        "WIDTHS": GEMM_WIDTHS,
+        "codes": unpack.codes,
+        "scale": unpack.scale,
+        "minimum": unpack.minimum,
+        "dot_zero": dot_zero,
+        "dot": dot,
+        "dot_fold": dot_fold,
+    }
+
+
+def unpacked_bytes(name: str) -> int:
+    """Size of an unpacked block in scratch: codes, then scales and minima in float32."""
+    tile = TILES[name]
+    return 512 + 64 * tile.halves * (2 if tile.minimum else 1)
+
+
+def build_gemv(name: str) -> Callable:
+    if TILES[name].is_float:
+        return specialize(
+            gemv_float, A=LINEAR, WIDTHS=(1,), TILE_BYTES=TILES[name].bytes, load_row=UNPACK_FLOAT[name]
+        )
+    return specialize(gemv, **_quantized_parameters(name))
+
+
+def build_gemm(name: str) -> Callable:
+    if TILES[name].is_float:
+        widths = (4, 1) if TARGET.wide_registers else (2, 1)
+        return specialize(
+            gemv_float, A=LINEAR, WIDTHS=widths, TILE_BYTES=TILES[name].bytes, load_row=UNPACK_FLOAT[name]
+        )
+    return specialize(gemm, **_quantized_parameters(name))
+
+
+KERNELS = {"gemv": build_gemv, "gemm": build_gemm}

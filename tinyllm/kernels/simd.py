@@ -1,0 +1,600 @@
+"""The vocabulary that kernels are written in: LLVM vectors as Numba values, and the few operations that are needed on them.
+
+Every vector has 16 lanes of 4 bytes (`f32x16`, `i32x16`) or the same 64 bytes seen as `i8x64` and `i16x32`; LLVM splits
+them into the registers that the CPU has. Only the int8 dot product (`dot.py`) and half precision differ by target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.ir as ir
+import numpy as np
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import models
+from numba.extending import intrinsic, register_model
+
+from .target import current_target
+
+TARGET = current_target()
+
+_I1, _I8, _I16, _I32, _I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+_F16, _F32 = ir.HalfType(), ir.FloatType()
+_ELEMENTS = {"i1": _I1, "i8": _I8, "i16": _I16, "i32": _I32, "f32": _F32}
+
+
+class Vector(types.Type):
+    """An LLVM vector of `lanes` elements as a Numba value."""
+
+    def __init__(self, element: str, lanes: int):
+        self.element, self.lanes = element, lanes
+        super().__init__(name=f"{element}x{lanes}")
+
+    @property
+    def ir(self) -> ir.VectorType:
+        return ir.VectorType(_ELEMENTS[self.element], self.lanes)
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, dmm, fe_type):
+        super().__init__(dmm, fe_type, fe_type.ir)
+
+
+i8x64, i16x32, i32x16, f32x16, b1x16 = (Vector("i8", 64), Vector("i16", 32), Vector("i32", 16), Vector("f32", 16), Vector("i1", 16))
+address = types.int64
+
+
+def operation(result: types.Type, *parameters: types.Type) -> Callable:
+    """Make a function that emits LLVM IR, `emit(builder, *values) -> value`, callable from kernels with these types."""
+
+    def decorate(emit: Callable) -> Any:
+        signature = result(*parameters)
+
+        def codegen(context, builder, _signature, values):
+            value = emit(builder, *values)
+            return context.get_dummy_value() if value is None else value
+
+        wrappers = (
+            lambda typingctx: (signature, codegen),
+            lambda typingctx, a: (signature, codegen),
+            lambda typingctx, a, b: (signature, codegen),
+            lambda typingctx, a, b, c: (signature, codegen),
+            lambda typingctx, a, b, c, d: (signature, codegen),
+        )
+        wrapper = wrappers[len(parameters)]
+        wrapper.__name__ = wrapper.__qualname__ = emit.__name__
+        wrapper.__doc__ = emit.__doc__
+        return intrinsic(wrapper)
+
+    return decorate
+
+
+def call_llvm(builder: ir.IRBuilder, name: str, result: ir.Type, *values: ir.Value) -> ir.Value:
+    """Call an LLVM intrinsic or an external C function by name."""
+    function_type = ir.FunctionType(result, [v.type for v in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, function_type, name), values)
+
+
+def load_ir(builder: ir.IRBuilder, where: ir.Value, what: ir.Type, align: int = 1) -> ir.Value:
+    loaded = builder.load(builder.inttoptr(where, what.as_pointer()))
+    loaded.align = align
+    return loaded
+
+
+def store_ir(builder: ir.IRBuilder, where: ir.Value, value: ir.Value, align: int = 1) -> None:
+    builder.store(value, builder.inttoptr(where, value.type.as_pointer())).align = align
+
+
+def splat_ir(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
+    vector = ir.VectorType(value.type, lanes)
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _I32(0))
+    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
+
+
+def constant_ir(vector: Vector, value: float) -> ir.Constant:
+    return ir.Constant(vector.ir, [value] * vector.lanes)
+
+
+# Scalars in memory.
+
+
+@operation(types.int64, address)
+def load_i64(builder, where):
+    return load_ir(builder, where, _I64, 8)
+
+
+@operation(types.int64, address)
+def load_i32(builder, where):
+    return builder.sext(load_ir(builder, where, _I32), _I64)
+
+
+@operation(types.int64, address)
+def load_u8(builder, where):
+    return builder.zext(load_ir(builder, where, _I8), _I64)
+
+
+@operation(types.int64, address)
+def load_u16(builder, where):
+    return builder.zext(load_ir(builder, where, _I16), _I64)
+
+
+@operation(types.int64, address)
+def load_u32(builder, where):
+    return builder.zext(load_ir(builder, where, _I32), _I64)
+
+
+@operation(types.float32, address)
+def load_f32(builder, where):
+    return load_ir(builder, where, _F32)
+
+
+@operation(types.void, address, types.int64)
+def store_i64(builder, where, value):
+    store_ir(builder, where, value, 8)
+
+
+@operation(types.void, address, types.int64)
+def store_i32(builder, where, value):
+    store_ir(builder, where, builder.trunc(value, _I32))
+
+
+@operation(types.void, address, types.int64)
+def store_u8(builder, where, value):
+    store_ir(builder, where, builder.trunc(value, _I8))
+
+
+@operation(types.void, address, types.int64)
+def store_u16(builder, where, value):
+    store_ir(builder, where, builder.trunc(value, _I16))
+
+
+@operation(types.void, address, types.float32)
+def store_f32(builder, where, value):
+    store_ir(builder, where, value)
+
+
+@operation(types.void, address, types.float32)
+def store_f16(builder, where, value):
+    """Round to half precision and store. Goes through a vector, so that no target needs a library call."""
+    store_ir(builder, where, builder.extract_element(_to_half_bits(builder, splat_ir(builder, value, 16)), _I32(0)))
+
+
+# Vectors in memory.
+
+
+@operation(i8x64, address)
+def load_i8x64(builder, where):
+    return load_ir(builder, where, i8x64.ir)
+
+
+@operation(types.void, address, i8x64)
+def store_i8x64(builder, where, value):
+    store_ir(builder, where, value)
+
+
+@operation(i32x16, address)
+def load_i32x16(builder, where):
+    return load_ir(builder, where, i32x16.ir)
+
+
+@operation(f32x16, address)
+def load_f32x16(builder, where):
+    return load_ir(builder, where, f32x16.ir, 4)
+
+
+@operation(types.void, address, f32x16)
+def store_f32x16(builder, where, value):
+    store_ir(builder, where, value, 4)
+
+
+def _lane_mask(builder, count):
+    lanes = splat_ir(builder, builder.trunc(count, _I32), 16)
+    return builder.icmp_signed("<", ir.Constant(i32x16.ir, list(range(16))), lanes)
+
+
+@operation(f32x16, address, types.int64)
+def load_first(builder, where, count):
+    """The first `count` (at most 16) floats from memory, zeros in the other lanes; nothing behind them is touched."""
+    pointer = builder.inttoptr(where, f32x16.ir.as_pointer())
+    function_type = ir.FunctionType(f32x16.ir, [pointer.type, _I32, ir.VectorType(_I1, 16), f32x16.ir])
+    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.masked.load.v16f32.p0")
+    return builder.call(function, [pointer, _I32(4), _lane_mask(builder, count), constant_ir(f32x16, 0.0)])
+
+
+@operation(types.void, address, f32x16, types.int64)
+def store_first(builder, where, value, count):
+    """Store the first `count` lanes."""
+    pointer = builder.inttoptr(where, f32x16.ir.as_pointer())
+    function_type = ir.FunctionType(ir.VoidType(), [f32x16.ir, pointer.type, _I32, ir.VectorType(_I1, 16)])
+    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.masked.store.v16f32.p0")
+    builder.call(function, [value, pointer, _I32(4), _lane_mask(builder, count)])
+
+
+@operation(f32x16, f32x16, types.int64)
+def keep_first(builder, v, count):
+    """Zeros in all lanes but the first `count`."""
+    return builder.select(_lane_mask(builder, count), v, constant_ir(f32x16, 0.0))
+
+
+def _from_half_bits(builder, bits):
+    """<16 x i16> holding IEEE half precision to <16 x float>; exact, infinities and NaNs too."""
+    if TARGET.f16c:
+        return builder.fpext(builder.bitcast(bits, ir.VectorType(_F16, 16)), f32x16.ir)
+    wide = builder.zext(bits, i32x16.ir)
+    magnitude = builder.shl(builder.and_(wide, constant_ir(i32x16, 0x7FFF)), constant_ir(i32x16, 13))
+    # Moving the exponent by a multiplication with 2^112 makes subnormals come out right as well.
+    scaled = builder.fmul(builder.bitcast(magnitude, f32x16.ir), constant_ir(f32x16, 2.0**112))
+    special = builder.icmp_unsigned(">=", magnitude, constant_ir(i32x16, 0x7C00 << 13))
+    infinite = builder.or_(magnitude, constant_ir(i32x16, 0x7F800000))
+    sign = builder.shl(builder.and_(wide, constant_ir(i32x16, 0x8000)), constant_ir(i32x16, 16))
+    value = builder.select(special, infinite, builder.bitcast(scaled, i32x16.ir))
+    return builder.bitcast(builder.or_(value, sign), f32x16.ir)
+
+
+def _to_half_bits(builder, value):
+    """<16 x float> to <16 x i16> of half precision, rounded to nearest even."""
+    if TARGET.f16c:
+        return builder.bitcast(builder.fptrunc(value, ir.VectorType(_F16, 16)), ir.VectorType(_I16, 16))
+    bits = builder.bitcast(value, i32x16.ir)
+    sign = builder.lshr(builder.and_(bits, constant_ir(i32x16, 0x80000000)), constant_ir(i32x16, 16))
+    magnitude = builder.and_(bits, constant_ir(i32x16, 0x7FFFFFFF))
+    odd = builder.and_(builder.lshr(magnitude, constant_ir(i32x16, 13)), constant_ir(i32x16, 1))
+    rounded = builder.add(magnitude, builder.add(odd, constant_ir(i32x16, 0xFFF)))
+    normal = builder.lshr(builder.sub(rounded, constant_ir(i32x16, 112 << 23)), constant_ir(i32x16, 13))
+    # Below 2^-14 the result is subnormal: adding 0.5 lets the float addition do the rounding.
+    shifted = builder.fadd(builder.bitcast(magnitude, f32x16.ir), constant_ir(f32x16, 0.5))
+    subnormal = builder.sub(builder.bitcast(shifted, i32x16.ir), constant_ir(i32x16, 0x3F000000))
+    result = builder.select(builder.icmp_unsigned("<", magnitude, constant_ir(i32x16, 113 << 23)), subnormal, normal)
+    too_large = builder.icmp_unsigned(">=", magnitude, constant_ir(i32x16, 0x477FF000))
+    nan = builder.icmp_unsigned(">", magnitude, constant_ir(i32x16, 0x7F800000))
+    result = builder.select(too_large, constant_ir(i32x16, 0x7C00), result)
+    result = builder.select(nan, constant_ir(i32x16, 0x7E00), result)
+    return builder.trunc(builder.or_(result, sign), ir.VectorType(_I16, 16))
+
+
+@operation(f32x16, address)
+def load_f16x16(builder, where):
+    """16 half-precision values as float32."""
+    return _from_half_bits(builder, load_ir(builder, where, ir.VectorType(_I16, 16)))
+
+
+@operation(types.void, address, f32x16)
+def store_f16x16(builder, where, value):
+    store_ir(builder, where, _to_half_bits(builder, value))
+
+
+@operation(f32x16, address)
+def load_bf16x16(builder, where):
+    """16 bfloat16 values as float32."""
+    bits = builder.zext(load_ir(builder, where, ir.VectorType(_I16, 16)), i32x16.ir)
+    return builder.bitcast(builder.shl(bits, constant_ir(i32x16, 16)), f32x16.ir)
+
+
+@operation(f32x16, address)
+def load_i8x16(builder, where):
+    """16 signed bytes as float32."""
+    return builder.sitofp(load_ir(builder, where, ir.VectorType(_I8, 16)), f32x16.ir)
+
+
+@operation(f32x16, address)
+def load_u8x16(builder, where):
+    """16 unsigned bytes as float32."""
+    wide = builder.zext(load_ir(builder, where, ir.VectorType(_I8, 16)), i32x16.ir)
+    return builder.sitofp(wide, f32x16.ir)
+
+
+@operation(types.void, address, i32x16)
+def store_i8x16(builder, where, value):
+    """Store the low byte of each lane."""
+    store_ir(builder, where, builder.trunc(value, ir.VectorType(_I8, 16)))
+
+
+@operation(i8x64, address)
+def broadcast4(builder, where):
+    """Four bytes from memory, repeated in each of the 16 lanes."""
+    return builder.bitcast(splat_ir(builder, load_ir(builder, where, _I32), 16), i8x64.ir)
+
+
+@operation(i32x16, address)
+def broadcast_i32(builder, where):
+    """One int32 from memory in all 16 lanes."""
+    return splat_ir(builder, load_ir(builder, where, _I32), 16)
+
+
+@operation(f32x16, address)
+def broadcast_f32(builder, where):
+    """One float32 from memory in all 16 lanes."""
+    return splat_ir(builder, load_ir(builder, where, _F32), 16)
+
+
+# Bits.
+
+
+@operation(i8x64, i8x64)
+def low4(builder, v):
+    """The low nibble of each byte."""
+    return builder.and_(v, constant_ir(i8x64, 0x0F))
+
+
+@operation(i8x64, i8x64)
+def high4(builder, v):
+    """The high nibble of each byte."""
+    return builder.lshr(v, constant_ir(i8x64, 4))
+
+
+@operation(i8x64, i8x64, i8x64)
+def or_i8(builder, a, b):
+    return builder.or_(a, b)
+
+
+@operation(i8x64, i8x64, i8x64)
+def xor_i8(builder, a, b):
+    return builder.xor(a, b)
+
+
+def shift_right_and_mask(shift: int, mask: int):
+    """An operation on i8x64: each byte shifted right (or left, if negative) by `shift` bits, then masked."""
+
+    @operation(i8x64, i8x64)
+    def shifted(builder, v):
+        move = builder.lshr if shift >= 0 else builder.shl
+        return builder.and_(move(v, constant_ir(i8x64, abs(shift))), constant_ir(i8x64, mask))
+
+    return shifted
+
+
+def constant_i8(value: int):
+    """An operation without arguments that gives `value` in all 64 bytes."""
+
+    @operation(i8x64)
+    def constant(builder):
+        return constant_ir(i8x64, value)
+
+    return constant
+
+
+# Arithmetic.
+
+
+@operation(f32x16)
+def zero_f32(builder):
+    return constant_ir(f32x16, 0.0)
+
+
+@operation(i32x16)
+def zero_i32(builder):
+    return constant_ir(i32x16, 0)
+
+
+@operation(f32x16, types.float32)
+def splat_f32(builder, value):
+    return splat_ir(builder, value, 16)
+
+
+@operation(i32x16, types.int64)
+def splat_i32(builder, value):
+    return splat_ir(builder, builder.trunc(value, _I32), 16)
+
+
+@operation(i32x16)
+def lane_index(builder):
+    """0, 1, … 15."""
+    return ir.Constant(i32x16.ir, list(range(16)))
+
+
+@operation(i32x16, i32x16, i32x16)
+def add_i32(builder, a, b):
+    return builder.add(a, b)
+
+
+@operation(i32x16, i32x16, types.int64)
+def shift_left_i32(builder, v, bits):
+    return builder.shl(v, splat_ir(builder, builder.trunc(bits, _I32), 16))
+
+
+@operation(f32x16, i32x16)
+def to_f32(builder, v):
+    return builder.sitofp(v, f32x16.ir)
+
+
+@operation(i32x16, f32x16)
+def round_to_i32(builder, v):
+    """To the nearest integer, ties to even."""
+    return builder.fptosi(call_llvm(builder, "llvm.rint.v16f32", f32x16.ir, v), i32x16.ir)
+
+
+@operation(f32x16, f32x16, f32x16)
+def add(builder, a, b):
+    return builder.fadd(a, b)
+
+
+@operation(f32x16, f32x16, f32x16)
+def sub(builder, a, b):
+    return builder.fsub(a, b)
+
+
+@operation(f32x16, f32x16, f32x16)
+def mul(builder, a, b):
+    return builder.fmul(a, b)
+
+
+@operation(f32x16, f32x16, f32x16)
+def div(builder, a, b):
+    return builder.fdiv(a, b)
+
+
+@operation(f32x16, f32x16, f32x16, f32x16)
+def fma(builder, a, b, c):
+    """a·b + c, fused where the target can."""
+    return call_llvm(builder, "llvm.fmuladd.v16f32", f32x16.ir, a, b, c)
+
+
+@operation(f32x16, f32x16, f32x16)
+def maximum(builder, a, b):
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+
+
+@operation(f32x16, f32x16, f32x16)
+def minimum(builder, a, b):
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
+
+
+@operation(f32x16, f32x16)
+def absolute(builder, v):
+    return call_llvm(builder, "llvm.fabs.v16f32", f32x16.ir, v)
+
+
+@operation(b1x16, i32x16, i32x16)
+def less_i32(builder, a, b):
+    return builder.icmp_signed("<", a, b)
+
+
+@operation(b1x16, f32x16, f32x16)
+def less(builder, a, b):
+    return builder.fcmp_ordered("<", a, b)
+
+
+@operation(f32x16, b1x16, f32x16, f32x16)
+def select(builder, mask, a, b):
+    return builder.select(mask, a, b)
+
+
+def _reduce(builder, v, combine):
+    """Lanes combined pairwise, halves first: the same order on every target."""
+    for width in (8, 4, 2, 1):
+        undefined = ir.Constant(v.type, ir.Undefined)
+        indices = ir.VectorType(_I32, width)
+        low = builder.shuffle_vector(v, undefined, ir.Constant(indices, list(range(width))))
+        high = builder.shuffle_vector(v, undefined, ir.Constant(indices, list(range(width, 2 * width))))
+        v = combine(low, high)
+    return builder.extract_element(v, _I32(0))
+
+
+@operation(types.float32, f32x16)
+def sum_lanes(builder, v):
+    return _reduce(builder, v, builder.fadd)
+
+
+@operation(types.float32, f32x16)
+def max_lanes(builder, v):
+    return _reduce(builder, v, lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
+
+
+@operation(types.int64, i32x16)
+def sum_lanes_i32(builder, v):
+    return builder.sext(_reduce(builder, v, builder.add), _I64)
+
+
+@operation(types.float32, types.float32)
+def sqrt_f32(builder, value):
+    return call_llvm(builder, "llvm.sqrt.f32", _F32, value)
+
+
+@operation(f32x16, f32x16)
+def sqrt(builder, v):
+    return call_llvm(builder, "llvm.sqrt.v16f32", f32x16.ir, v)
+
+
+_LOG2E = 1.0 / math.log(2.0)
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+# exp(r) on |r| ≤ ln 2 / 2: the minimax polynomial of the Cephes library (expf); relative error 1e-7.
+_EXP_POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+
+
+def exp_ir(builder, v):
+    def c(value):
+        return constant_ir(f32x16, float(np.float32(value)))
+
+    def fused(a, b, d):
+        return call_llvm(builder, "llvm.fmuladd.v16f32", f32x16.ir, a, b, d)
+
+    v = builder.select(builder.fcmp_ordered("<", v, c(-87.3)), c(-87.3), v)
+    v = builder.select(builder.fcmp_ordered(">", v, c(88.0)), c(88.0), v)
+    n = call_llvm(builder, "llvm.rint.v16f32", f32x16.ir, builder.fmul(v, c(_LOG2E)))
+    r = fused(n, c(-_LN2_HIGH), v)
+    r = fused(n, c(-_LN2_LOW), r)
+    p = c(_EXP_POLYNOMIAL[0])
+    for coefficient in _EXP_POLYNOMIAL[1:]:
+        p = fused(p, r, c(coefficient))
+    p = builder.fadd(fused(p, builder.fmul(r, r), r), c(1.0))
+    exponent = builder.shl(builder.add(builder.fptosi(n, i32x16.ir), constant_ir(i32x16, 127)), constant_ir(i32x16, 23))
+    return builder.fmul(p, builder.bitcast(exponent, f32x16.ir))
+
+
+@operation(f32x16, f32x16)
+def exp(builder, v):
+    """e^v with a relative error of about 1e-7; arguments below -87.3 give e^-87.3 (1e-38)."""
+    return exp_ir(builder, v)
+
+
+@operation(f32x16, f32x16)
+def sigmoid(builder, v):
+    """1 / (1 + e^-v)."""
+    one = constant_ir(f32x16, 1.0)
+    return builder.fdiv(one, builder.fadd(one, exp_ir(builder, builder.fneg(v))))
+
+
+@operation(types.int64, types.int64)
+def opaque(builder, value):
+    """The value, unknown to the optimizer: a loop up to it stays a loop, which keeps its order and its registers."""
+    barrier = ir.InlineAsm(ir.FunctionType(_I64, [_I64]), "", "=r,0", side_effect=False)
+    return builder.call(barrier, [value])
+
+
+# Threads and time.
+
+
+@operation(types.int64, address, types.int64)
+def atomic_add(builder, where, value):
+    """Add to an int64 in memory, sequentially consistent; the value before."""
+    return builder.atomic_rmw("add", builder.inttoptr(where, _I64.as_pointer()), value, "seq_cst")
+
+
+@operation(types.int64, address)
+def atomic_load(builder, where):
+    return builder.load_atomic(builder.inttoptr(where, _I64.as_pointer()), "seq_cst", 8)
+
+
+@operation(types.void, address, types.int64)
+def atomic_store(builder, where, value):
+    builder.store_atomic(value, builder.inttoptr(where, _I64.as_pointer()), "seq_cst", 8)
+
+
+@operation(types.void)
+def pause(builder):
+    """Tell the core that this is a waiting loop."""
+    if TARGET.machine in ("x86_64", "amd64"):
+        call_llvm(builder, "llvm.x86.sse2.pause", ir.VoidType())
+    elif TARGET.machine in ("aarch64", "arm64"):
+        call_llvm(builder, "llvm.aarch64.hint", ir.VoidType(), _I32(1))
+
+
+@operation(types.void)
+def sched_yield(builder):
+    """Give the rest of the time slice to another thread."""
+    call_llvm(builder, "sched_yield", _I32)
+
+
+@operation(types.void, types.int64)
+def sleep_us(builder, microseconds):
+    call_llvm(builder, "usleep", _I32, builder.trunc(microseconds, _I32))
+
+
+@operation(types.int64)
+def clock_ticks(builder):
+    """A counter that runs at a constant rate (TSC, CNTVCT)."""
+    if TARGET.machine in ("aarch64", "arm64"):
+        read = ir.InlineAsm(ir.FunctionType(_I64, []), "mrs $0, cntvct_el0", "=r", side_effect=True)
+        return builder.call(read, [])
+    return call_llvm(builder, "llvm.readcyclecounter", _I64)
+
+
+@operation(types.void, address, address, types.int64, types.int64)
+def call_kernel(builder, function, arguments, thread, n_threads):
+    """Call `void function(int64 arguments, int64 thread, int64 n_threads)` by its address."""
+    function_type = ir.FunctionType(ir.VoidType(), [_I64] * 3)
+    builder.call(builder.inttoptr(function, function_type.as_pointer()), [arguments, thread, n_threads])

@@ -1,0 +1,136 @@
+"""The threads that run plans together. A plan goes in as a table of ops; the team runs it without Python in between.
+
+Workers wait for the next job in compiled code for a moment, then park on a lock, so that an idle program uses no CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+
+from .kernels.abi import JOB
+from .kernels.jit import kernel_addresses
+
+_INT = ctypes.c_int64
+_PATIENCE = 3000  # turns of waiting before a worker parks: some tenths of a millisecond
+
+
+def default_threads() -> int:
+    """CPUs that this process may use: its affinity, one thread per physical core, and the container's quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len({_core_of(cpu) for cpu in os.sched_getaffinity(0)})
+    else:
+        cores = os.cpu_count() or 1
+    quota = _cgroup_quota()
+    return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def _core_of(cpu: int) -> tuple[str, str] | int:
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        return (topology / "physical_package_id").read_text().strip(), (topology / "core_id").read_text().strip()
+    except OSError:
+        return cpu
+
+
+def _cgroup_quota() -> float | None:
+    """CPUs' worth of time that the container allows, or None."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        quota = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
+        period = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text())
+        return quota / period if quota > 0 and period > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+class Team:
+    """`n_threads` threads (the caller's is one of them) that execute plans.
+
+    One job runs at a time; concurrent callers wait for each other.
+    """
+
+    def __init__(self, n_threads: int):
+        self.n_threads = n_threads
+        addresses = kernel_addresses(["executor.lead", "executor.serve", "executor.publish"])
+        # A ctypes call releases the GIL.
+        self._lead = ctypes.CFUNCTYPE(_INT, _INT, _INT, _INT)(addresses["executor.lead"])
+        self._serve = ctypes.CFUNCTYPE(_INT, _INT, _INT, _INT, _INT, _INT)(addresses["executor.serve"])
+        self._publish = ctypes.CFUNCTYPE(_INT, _INT)(addresses["executor.publish"])
+        self._memory = np.zeros(JOB.BYTES + 128, np.uint8)
+        self._job = self._memory.ctypes.data + -self._memory.ctypes.data % 128
+        offset = self._job - self._memory.ctypes.data
+        self._words = self._memory[offset : offset + JOB.BYTES].view(np.int64)
+        self._busy = threading.Lock()
+        self._parked = [False] * n_threads
+        self._wake = [threading.Semaphore(0) for _ in range(n_threads)]
+        self._closed = False
+        self._workers: list[threading.Thread] = []
+        self._pid = os.getpid()
+
+    def _start_workers(self) -> None:
+        if self._pid != os.getpid():
+            # Threads do not survive a fork: the child starts its own.
+            self._workers, self._pid = [], os.getpid()
+            self._parked = [False] * self.n_threads
+        epoch = int(self._words[JOB.epoch // 8])
+        for thread in range(1 + len(self._workers), self.n_threads):
+            worker = threading.Thread(target=self._work, args=(thread, epoch), name=f"tinyllm-{thread}", daemon=True)
+            worker.start()
+            self._workers.append(worker)
+
+    def _work(self, thread: int, epoch: int) -> None:
+        while not self._closed:
+            epoch = self._serve(self._job, thread, self.n_threads, epoch, _PATIENCE)
+            # Announce the parking before the last look: a job is published before the announcement is read, so one of
+            # the two sides sees the other.
+            self._parked[thread] = True
+            if self._words[JOB.epoch // 8] == epoch and not self._closed:
+                self._wake[thread].acquire()
+            self._parked[thread] = False
+
+    def run(self, table: np.ndarray, stamps: np.ndarray | None = None) -> int:
+        """Execute the ops of `table` (int64 [n_ops, 4]); the number of ops that were run, fewer if `stop` was called.
+
+        `stamps`: int64 [n_threads, 2 · n_ops + 1] receives clock ticks: the start, then per op when the thread's own
+        work ended and when all threads had finished.
+        """
+        with self._busy:
+            words = self._words
+            words[JOB.ops // 8] = table.ctypes.data
+            words[JOB.n_ops // 8] = len(table)
+            words[JOB.stamps // 8] = 0 if stamps is None else stamps.ctypes.data
+            if self.n_threads > 1 and (len(self._workers) < self.n_threads - 1 or self._pid != os.getpid()):
+                self._start_workers()
+            self._publish(self._job)
+            if self.n_threads > 1:
+                for thread in range(1, self.n_threads):
+                    if self._parked[thread]:
+                        self._wake[thread].release()
+            return self._lead(self._job, 0, self.n_threads)
+
+    def stop(self) -> None:
+        """Make the running job end after the op that it is in. Safe from signal handlers and other threads."""
+        self._words[JOB.stop // 8] = 1
+
+    def clear_stop(self) -> None:
+        self._words[JOB.stop // 8] = 0
+
+    def close(self) -> None:
+        """End the workers."""
+        self._closed = True
+        self._words[JOB.quit // 8] = 1
+        self._words[JOB.epoch // 8] += 1
+        for thread in range(1, self.n_threads):
+            self._wake[thread].release()
+        for worker in self._workers:
+            worker.join(timeout=1)
+        self._workers = []
