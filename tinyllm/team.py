@@ -117,12 +117,18 @@ class Team:
                         self._wake[thread].release()
             return self._lead(self._job, 0, self.n_threads)
 
-    def stop(self) -> None:
-        """Make the running job end after the op that it is in. Safe from signal handlers and other threads."""
-        self._words[JOB.stop // 8] = 1
-
-    def clear_stop(self) -> None:
-        self._words[JOB.stop // 8] = 0
+    def run_interruptible(self, table: np.ndarray) -> None:
+        """Like `run`, from the main thread: Ctrl-C ends the job after the op that it is in, and is raised then."""
+        runner = threading.Thread(target=self.run, args=(table,), name="tinyllm-leader")
+        runner.start()
+        try:
+            runner.join()
+        except BaseException:
+            # The main thread cannot take signals while it is in compiled code; here it waits in Python, where it can.
+            self._words[JOB.stop // 8] = 1
+            runner.join()
+            self._words[JOB.stop // 8] = 0
+            raise
 
     def close(self) -> None:
         """End the workers."""

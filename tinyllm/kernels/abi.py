@@ -64,14 +64,17 @@ GATED = Arguments("n gate up x_stride y y_stride records records_stride")
 
 # Rotate q and k, write k and v into the cache. Tables hold a cosine and a sine per rotated dimension and row.
 ROPE = Arguments(
-    "rows q q_stride k k_stride v v_stride n_heads n_kv_heads head_dim v_dim n_rot offset cos_sin table_stride pages"
+    "row_table q q_stride k k_stride v v_stride n_heads n_kv_heads head_dim v_dim n_rot offset cos_sin table_stride pages"
     " pool page_bytes head_bytes v_offset"
 )
+
+# y[i] = x[index[i]]
+GATHER = Arguments("n index x x_stride y y_stride")
 
 # Attention of the step's blocks of rows over the cache.
 ATTEND = Arguments(
     "blocks n_blocks q q_stride out out_stride n_heads n_kv_heads head_dim v_dim pool page_bytes head_bytes v_offset"
-    " pages scale softcap window_left window_right slopes sinks scratch scratch_stride partials max_partitions causal"
+    " pages scale softcap window_left window_right slopes sinks scratch scratch_stride partials max_partitions max_rows causal"
 )
 
 # Words of a row of the step: position, and address of its sequence's page table.
@@ -79,7 +82,6 @@ ROW_POSITION, ROW_PAGES, ROW_BYTES = 0, 8, 16
 # Words of a block of rows of one sequence: first row, rows, first position, length of the sequence, page table.
 BLOCK_FIRST, BLOCK_ROWS, BLOCK_POSITION, BLOCK_LENGTH, BLOCK_PAGES, BLOCK_BYTES = 0, 8, 16, 24, 32, 40
 
-MAX_BLOCK_ROWS = 64  # query rows (tokens times heads of a group) that one unit of attention works on
 PAGE = 32  # positions per page
 PARTITION = 128  # positions whose softmax is computed on its own and merged in order
 

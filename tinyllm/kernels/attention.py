@@ -16,7 +16,6 @@ from .abi import (
     BLOCK_PAGES,
     BLOCK_POSITION,
     BLOCK_ROWS,
-    MAX_BLOCK_ROWS,
     PAGE,
     PARTITION,
     ROPE,
@@ -71,7 +70,7 @@ def rope_and_store(args, thread, n_threads):
     neighbour (NORM, adjacent pairs) or the one n_rot/2 away (NEOX, half-split pairs).
     """
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
-    rows = load_i64(args + static(A.rows))
+    rows = load_i64(args + static(A.row_table))
     q = load_i64(args + static(A.q))
     q_stride = load_i64(args + static(A.q_stride))
     k = load_i64(args + static(A.k))
@@ -166,6 +165,7 @@ def attend(args, thread, n_threads):
     slopes = load_i64(args + static(A.slopes))
     sinks = load_i64(args + static(A.sinks))
     partials = load_i64(args + static(A.partials))
+    max_rows = load_i64(args + static(A.max_rows))
     max_partitions = load_i64(args + static(A.max_partitions))
     group = n_heads // n_kv_heads
     v_padded = (v_dim + 31) // 32 * 32
@@ -175,13 +175,13 @@ def attend(args, thread, n_threads):
     keys = scratch
     values = keys + head_dim * PAGE * 4
     queries = values + PAGE * v_padded * 4
-    scores = queries + MAX_BLOCK_ROWS * head_dim * 4
-    part_out = scores + MAX_BLOCK_ROWS * PAGE * 4
-    all_out = part_out + MAX_BLOCK_ROWS * v_padded * 4
-    part_max = all_out + MAX_BLOCK_ROWS * v_padded * 4
-    part_sum = part_max + MAX_BLOCK_ROWS * 4
-    all_max = part_sum + MAX_BLOCK_ROWS * 4
-    all_sum = all_max + MAX_BLOCK_ROWS * 4
+    scores = queries + max_rows * head_dim * 4
+    part_out = scores + max_rows * PAGE * 4
+    all_out = part_out + max_rows * v_padded * 4
+    part_max = all_out + max_rows * v_padded * 4
+    part_sum = part_max + max_rows * 4
+    all_max = part_sum + max_rows * 4
+    all_sum = all_max + max_rows * 4
     if static(MANY):
         n_units = n_blocks * n_kv_heads
     else:

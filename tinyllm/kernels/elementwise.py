@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .abi import GATED, NORM, QUANTIZE, RECORD, RECORD_NEGATIVE, RECORD_SCALE, RECORD_SUM, RECORD_SUMS
+from .abi import GATED, GATHER, NORM, QUANTIZE, RECORD, RECORD_NEGATIVE, RECORD_SCALE, RECORD_SUM, RECORD_SUMS
 from .simd import (
     absolute,
     add,
@@ -158,6 +158,24 @@ def norm(args, thread, n_threads):
                 quantize_block(load_f32x16(at + 4 * i), load_f32x16(at + 4 * i + 64), record + 2 * i)
 
 
+def gather(args, thread, n_threads):
+    """y[i] = x[index[i]]: the rows whose logits are wanted."""
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    n = load_i64(args + static(A.n))
+    index = load_i64(args + static(A.index))
+    x = load_i64(args + static(A.x))
+    x_stride = load_i64(args + static(A.x_stride))
+    y = load_i64(args + static(A.y))
+    y_stride = load_i64(args + static(A.y_stride))
+    while True:
+        row = atomic_add(args, 1)
+        if row >= n_rows:
+            break
+        source = x + load_i64(index + 8 * row) * x_stride
+        for i in range(0, n, 16):
+            store_part(y + row * y_stride, i, n, load_part(source, i, n))
+
+
 def activate(args, thread, n_threads):
     """y = act(gate), times up where there is one (SwiGLU, Shazeer 2020, and its kin), and the records of y."""
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
@@ -226,6 +244,7 @@ def build_plain(activation: str) -> Callable:
 
 
 KERNELS = {
+    "gather": lambda: specialize(gather, A=GATHER),
     "quantize": lambda: specialize(quantize, A=QUANTIZE),
     "norm": lambda kind: specialize(norm, A=NORM, CENTRED=kind == "layer"),
     "gated": build_gated,
