@@ -67,6 +67,11 @@ class Conversation:
         """How many tokens of the context are in use."""
         return len(self._sequence)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more can be computed without letting go of something."""
+        return len(self._sequence) >= self.model.n_ctx
+
     @contextmanager
     def ask(self, text: str, **options: Any) -> Iterator[Generation]:
         """Puts a question; the body of the `with` iterates over the answer as far as it likes.

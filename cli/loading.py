@@ -1,0 +1,42 @@
+"""From a model's name to a model in memory: options go in, what happens meanwhile is shown on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import typer
+
+from tinyllm.errors import InvalidParameterError
+from tinyllm_cli import render
+from tinyllm_cli.options import ModelOptions
+
+if TYPE_CHECKING:
+    from tinyllm.model import Model
+
+
+def load_model(options: ModelOptions) -> Model:
+    """Loads the model that the options name, fetching it first if need be."""
+    from tinyllm import hub, model
+
+    render.show_log()
+    with render.download_progress() as progress:
+        path = hub.resolve(options.model, progress)
+    with usage_errors():
+        return model.load(
+            path,
+            n_ctx=options.ctx_size or None,
+            n_threads=options.threads,
+            kv_type=options.cache_type,
+            n_batch=options.batch_size,
+        )
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Values that cannot be are wrong usage (exit code 2) when they were typed as options."""
+    try:
+        yield
+    except InvalidParameterError as error:
+        raise typer.BadParameter(str(error)) from None

@@ -1,0 +1,244 @@
+"""The options of `run` and `chat`: what was typed goes in, what the engine takes (parameters, constraints) comes out.
+
+Names, defaults and off-values are llama.cpp's, and Ollama's where the two agree.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tinyllm.errors import InvalidParameterError
+from tinyllm_cli.prompt_input import clean, unescape
+
+if TYPE_CHECKING:
+    from tinyllm.sampler import SamplingParams
+
+DEFAULT_MODEL = "smollm2"  # as in tinyllm.hub, which need not be imported for a help text
+
+
+def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and how it is loaded."""
+
+    model: Annotated[
+        str,
+        _option("--model", "-m", panel="Model", help="A GGUF file, a catalogue name, or user/repo[:QUANT] on the hub."),
+    ] = DEFAULT_MODEL
+    threads: Annotated[
+        int | None, _option("--threads", "-t", panel="Model", help="Threads (default: what the machine gives).", min=1)
+    ] = None
+    ctx_size: Annotated[
+        int, _option("--ctx-size", "-c", panel="Model", help="Context in tokens (0: the model's, at most 4096).", min=0)
+    ] = 0
+    batch_size: Annotated[
+        int, _option("--batch-size", "-b", panel="Model", help="Prompt tokens that are computed together.", min=1)
+    ] = 512
+    cache_type: Annotated[
+        str, _option("--cache-type", panel="Model", help="Numbers of the KV cache: f32, f16 or q8_0.", metavar="TYPE")
+    ] = "f16"
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How the next token is chosen; the fields are those of SamplingParams, with its defaults."""
+
+    temperature: Annotated[
+        float, _option("--temp", "--temperature", panel="Sampling", help="Temperature (0: always the most probable).")
+    ] = 0.8
+    top_k: Annotated[int, _option("--top-k", panel="Sampling", help="Only the K most probable tokens (0: off).")] = 40
+    top_p: Annotated[
+        float, _option("--top-p", panel="Sampling", help="Only the tokens that make up probability P (1: off).")
+    ] = 0.95
+    min_p: Annotated[
+        float,
+        _option("--min-p", panel="Sampling", help="Only tokens with P times the best one's probability (0: off)."),
+    ] = 0.05
+    typical_p: Annotated[
+        float, _option("--typical-p", "--typical", panel="Sampling", help="Locally typical sampling (1: off).")
+    ] = 1.0
+    top_n_sigma: Annotated[
+        float,
+        _option(
+            "--top-nsigma", "--top-n-sigma", panel="Sampling", help="Logits within N deviations of the best (-1: off)."
+        ),
+    ] = -1.0
+    xtc_probability: Annotated[
+        float, _option("--xtc-probability", panel="Sampling", help="Chance of excluding the top choices (0: off).")
+    ] = 0.0
+    xtc_threshold: Annotated[
+        float,
+        _option("--xtc-threshold", panel="Sampling", help="What counts as a top choice for XTC (above 0.5: off)."),
+    ] = 0.1
+    repeat_penalty: Annotated[
+        float, _option("--repeat-penalty", panel="Sampling", help="Penalty on tokens that occurred (1: off).")
+    ] = 1.0
+    repeat_last_n: Annotated[
+        int, _option("--repeat-last-n", panel="Sampling", help="How far back penalties look (0: off, -1: all).")
+    ] = 64
+    presence_penalty: Annotated[
+        float,
+        _option("--presence-penalty", panel="Sampling", help="Subtracted once from tokens that occurred (0: off)."),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, _option("--frequency-penalty", panel="Sampling", help="Subtracted for each occurrence (0: off).")
+    ] = 0.0
+    dry_multiplier: Annotated[
+        float,
+        _option("--dry-multiplier", panel="Sampling", help="Strength of the DRY penalty on repetitions (0: off)."),
+    ] = 0.0
+    dry_base: Annotated[
+        float, _option("--dry-base", panel="Sampling", help="Growth of the DRY penalty with the length repeated.")
+    ] = 1.75
+    dry_allowed_length: Annotated[
+        int, _option("--dry-allowed-length", panel="Sampling", help="Repetitions up to this length are free.")
+    ] = 2
+    dry_penalty_last_n: Annotated[
+        int, _option("--dry-penalty-last-n", panel="Sampling", help="How far back DRY looks (0: off, -1: all).")
+    ] = -1
+    dry_sequence_breakers: Annotated[
+        list[str],
+        _option(
+            "--dry-sequence-breaker",
+            panel="Sampling",
+            help="Text that ends a repetition for DRY (repeatable).",
+            metavar="TEXT",
+        ),
+    ] = field(default_factory=lambda: ["\n", ":", '"', "*"])
+    mirostat: Annotated[int, _option("--mirostat", panel="Sampling", help="Mirostat version (0: off, 1 or 2).")] = 0
+    mirostat_tau: Annotated[
+        float, _option("--mirostat-ent", "--mirostat-tau", panel="Sampling", help="Mirostat's target entropy.")
+    ] = 5.0
+    mirostat_eta: Annotated[
+        float, _option("--mirostat-lr", "--mirostat-eta", panel="Sampling", help="Mirostat's learning rate.")
+    ] = 0.1
+    logit_bias: Annotated[
+        list[str],
+        _option(
+            "--logit-bias",
+            "-l",
+            panel="Sampling",
+            help="ID+BIAS or ID-BIAS, as in 42-inf (repeatable).",
+            metavar="ID±BIAS",
+        ),
+    ] = field(default_factory=list)
+    seed: Annotated[int, _option("--seed", panel="Sampling", help="Seed of the random numbers (-1: a new one).")] = -1
+
+    def params(self) -> SamplingParams:
+        """The parameters for the sampler, checked. Raises InvalidParameterError."""
+        from tinyllm.sampler import SamplingParams
+
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        values["seed"] = None if self.seed < 0 else self.seed
+        values["logit_bias"] = dict(parse_bias(text) for text in self.logit_bias)
+        values["dry_sequence_breakers"] = tuple(self.dry_sequence_breakers)
+        return SamplingParams(**values)
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """What goes into the prompt beside the user's text, and where the answer ends."""
+
+    max_tokens: Annotated[
+        int, _option("--max-tokens", "--predict", "-n", panel="Text", help="At most N tokens (-1: until the end).")
+    ] = -1
+    stop: Annotated[
+        list[str],
+        _option(
+            "--stop", "--reverse-prompt", "-r", panel="Text", help="End before this text (repeatable).", metavar="TEXT"
+        ),
+    ] = field(default_factory=list)
+    ignore_eos: Annotated[
+        bool, _option("--ignore-eos", panel="Text", help="Go on behind end-of-generation tokens.")
+    ] = False
+    system: Annotated[
+        str | None, _option("--system", "--system-prompt", panel="Text", help="The system message.", metavar="TEXT")
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        _option("--chat-template", panel="Text", help="Another chat template than the model's.", metavar="NAME|FILE"),
+    ] = None
+    chat_template_kwargs: Annotated[
+        str | None,
+        _option("--chat-template-kwargs", panel="Text", help="Variables for the chat template.", metavar="JSON"),
+    ] = None
+    think: Annotated[
+        bool | None, _option("--think/--no-think", panel="Text", help="Ask the template for thinking, or for none.")
+    ] = None
+    hide_thinking: Annotated[
+        bool, _option("--hide-thinking", "--hidethinking", panel="Text", help="Do not show the model's thinking.")
+    ] = False
+    escape: Annotated[
+        bool,
+        _option("--escape", "-e", panel="Text", help=r"Read \n, \t, \\ in the prompt, --system and --stop as escapes."),
+    ] = False
+
+    def template_args(self) -> dict[str, Any]:
+        """Variables for the chat template. Raises InvalidParameterError for what is no JSON object."""
+        try:
+            args = json.loads(self.chat_template_kwargs or "{}")
+        except json.JSONDecodeError as error:
+            raise InvalidParameterError(f"--chat-template-kwargs: not valid JSON: {error}") from None
+        if not isinstance(args, dict):
+            raise InvalidParameterError(
+                "--chat-template-kwargs: write a JSON object, as in '{\"enable_thinking\": false}'"
+            )
+        return args if self.think is None else {"enable_thinking": self.think, **args}
+
+    def typed(self, text: str) -> str:
+        """A text of the command line as it is meant: with --escape, escapes are read."""
+        return unescape(text) if self.escape else clean(text)
+
+
+@dataclass(frozen=True)
+class ConstraintOptions:
+    """What the output must look like."""
+
+    json_schema: Annotated[
+        str | None,
+        _option(
+            "--json-schema", "-j", panel="Constrained output", help="JSON that fits a schema.", metavar="JSON|FILE"
+        ),
+    ] = None
+    json_object: Annotated[bool, _option("--json-object", panel="Constrained output", help="Any JSON object.")] = False
+    grammar: Annotated[
+        str | None,
+        _option(
+            "--grammar",
+            "--grammar-file",
+            panel="Constrained output",
+            help="A GBNF or Lark grammar.",
+            metavar="TEXT|FILE",
+        ),
+    ] = None
+    regex: Annotated[
+        str | None, _option("--regex", panel="Constrained output", help="Text that fits a regular expression.")
+    ] = None
+
+
+def parse_bias(text: str) -> tuple[int, float]:
+    """The id and the bias of llama.cpp's notation: `42+1.5`, `42-inf`."""
+    match = re.fullmatch(r"(\d+)\s*([+-].+)", text)
+    try:
+        return int(match[1]), float(match[2])
+    except (TypeError, ValueError):
+        raise InvalidParameterError(
+            f"--logit-bias {text}: write a token id and a signed number, as in 42+1.5 or 42-inf"
+        ) from None
+
+
+def text_or_file(value: str) -> str:
+    """The contents of the file of that name if there is one, else the value itself."""
+    try:
+        return Path(value).read_text(encoding="utf-8") if len(value) < 4096 and Path(value).is_file() else value
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidParameterError(f"{value}: {error}") from None
