@@ -99,6 +99,12 @@ class PlainCommand(TyperCommand):
             extra.setdefault("default_map", settings.defaults_from_file(self))
         return super().make_context(info_name, args, parent=parent, **extra)
 
+    def invoke(self, ctx: typer.Context) -> Any:
+        from tinyllm_cli import render
+
+        render.show_log()
+        return super().invoke(ctx)
+
     def get_params(self, ctx: typer.Context) -> list[Any]:
         from tinyllm_cli import settings
 

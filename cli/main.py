@@ -121,7 +121,7 @@ def _discard_output() -> None:
 
 
 def _nowhere() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it lives as long as the process
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 if __name__ == "__main__":

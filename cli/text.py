@@ -15,7 +15,7 @@ def one_line(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """`text` with its line breaks and tabs, and every other control character made visible: for texts of model files."""
+    """`text` with its line breaks and tabs, and any other control character made visible: for texts of model files."""
     return _NOT_ON_A_TERMINAL.sub(_visible, text)
 
 

@@ -107,7 +107,7 @@ def pull(name: str | os.PathLike[str], progress: ProgressCallback | None = None)
         if model := catalogue().get(text.casefold()):
             return _pull_catalogue_model(model, report)
         reference = _hub_reference(text)
-        with store.locked(str(reference), lambda note: report(Progress(text, 0, 0, note))):
+        with store.locked(reference.repo, lambda note: report(Progress(text, 0, 0, note))):
             return huggingface.fetch(reference, store.writable_home() / "models" / "hub", report)
     except OSError as error:
         raise DownloadError(f"{text}: cannot be written: {error}") from error
@@ -222,11 +222,11 @@ def _hub_reference(text: str) -> huggingface.HubReference:
         ModelNotFoundError: it is no repository either; the message says what is near.
     """
     path = Path(text).expanduser()
-    if os.path.isdir(path):
+    if text and os.path.isdir(path):
         inside = sorted(file.name for file in path.glob("*.gguf"))
         holds = f"give a GGUF file in it: {', '.join(inside[:5])}" if inside else "and holds no GGUF file"
         raise ModelNotFoundError(f"{text}: this is a folder, {holds}")
-    if os.path.lexists(path):
+    if text and os.path.lexists(path):
         link = f"a link that leads nowhere ({os.readlink(path)})" if path.is_symlink() else "not a regular file"
         raise ModelNotFoundError(f"{text}: this is {link}")
     reference = huggingface.parse_reference(text)

@@ -128,6 +128,7 @@ def fetch(reference: HubReference, folder: Path, report: ProgressCallback) -> Pa
         check_space(folder, sum(sizes), name)
         done, total = 0, sum(sizes)
         for file, size in zip(files, sizes, strict=True):
+            report(Progress(name, done, total))
             incomplete = target / ".cache"  # where huggingface_hub keeps what is not complete
             with (
                 watch_growth(incomplete, done, done + size, lambda n: report(Progress(name, n, total))),

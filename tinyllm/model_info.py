@@ -58,9 +58,9 @@ class Share:
 class ModelInfo:
     """The facts about a model file. What the file does not say is None.
 
-    `n_heads`, `n_kv_heads` and `n_ff` are lists where they differ from layer to layer. `active_parameters` are those that
-    one token touches: fewer than `parameters` in models with experts. `kv_values_per_token` is how many numbers a token
-    adds to the KV cache.
+    `n_heads`, `n_kv_heads` and `n_ff` are lists where they differ from layer to layer. `active_parameters` are those
+    that one token touches: fewer than `parameters` in models with experts. `kv_values_per_token` is how many numbers a
+    token adds to the KV cache.
     """
 
     architecture: str | None

@@ -145,7 +145,8 @@ def watch_growth(folder: Path, start: int, end: int, report: Callable[[int], Non
 def _sizes(folder: Path) -> Iterator[int]:
     for path in folder.rglob("*"):
         try:
-            yield path.stat().st_size
+            if path.is_file():
+                yield path.stat().st_size
         except OSError:  # it was moved or deleted meanwhile
             continue
 

