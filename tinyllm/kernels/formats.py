@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import UnsupportedModelError
+
 PANEL_ROWS = 16
 BLOCK = 32
 
@@ -53,3 +55,10 @@ TILES = {
         Tile("Q4_1", 4, 0, 1, 1, True, 256 + 64),
     )
 }
+
+
+def tile_of(type_name: str) -> Tile:
+    """The tile that holds tensors of a file's type. Raises UnsupportedModelError if none does."""
+    if type_name not in TILES:
+        raise UnsupportedModelError(f"weights of type {type_name} cannot be multiplied; use a file of another quantization")
+    return TILES[type_name]

@@ -106,4 +106,9 @@ def build_pack(name: str):
     return specialize(pack_blocks, A=PACK, pack_block=step, BLOCK_BYTES=block_bytes, TILE_BYTES=tile_bytes)
 
 
+def kernel_of(type_name: str) -> str | None:
+    """Name of the kernel that packs tensors of this type; None where `pack_with_codes` has to."""
+    return f"pack.pack:{type_name}"
+
+
 KERNELS = {"pack": build_pack}
