@@ -38,7 +38,7 @@ def chat(
     Three quotes begin and end a message of several lines.
     """
     with usage_errors():
-        params, template_args = sampling.params(), text.template_args()
+        params, template_args, stops = sampling.params(), text.template_args(), text.stops()
     model = load_model(engine)
     template = load_template(text.chat_template, model)
     if template is None:
@@ -58,7 +58,7 @@ def chat(
         conversation,
         params,
         max_tokens=text.max_tokens,
-        stop=[text.typed(stop) for stop in text.stop],
+        stop=stops,
         ignore_eos=text.ignore_eos,
         new_constraint=lambda: load_constraint(constraint, model),
         markdown=not plain and not render.is_plain(sys.stdout),

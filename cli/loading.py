@@ -1,18 +1,21 @@
-"""From a model's name to a model in memory: options go in, what happens meanwhile is shown on stderr."""
+"""From names to a model in memory, a chat template and a constraint: options go in, trouble is shown on stderr."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
-from tinyllm_cli.options import ModelOptions
+from tinyllm_cli.options import ConstraintOptions, ModelOptions
 
 if TYPE_CHECKING:
+    from tinyllm.chat_format import ChatTemplate
+    from tinyllm.grammar import Constraint
     from tinyllm.model import Model
 
 
@@ -31,6 +34,16 @@ def load_model(options: ModelOptions) -> Model:
             kv_type=options.cache_type,
             n_batch=options.batch_size,
         )
+
+
+def load_template(name: str | None, model: Model) -> ChatTemplate | None:
+    """The chat template that was asked for, else the model's own, if it has one."""
+    return model.chat_template
+
+
+def load_constraint(options: ConstraintOptions, model: Model) -> Constraint | None:
+    """A fresh constraint, if the options ask for one."""
+    return None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,8 +23,15 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2"  # as in tinyllm.hub, which need not be imported for a help text
 
 
-def _option(*names: str, panel: str, help: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+def _option(*names: str, panel: str, help: str, metavar: str | None = None, **more: Any) -> Any:
+    """One command-line option, listed under a heading of the help."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar, **more)
+
+
+_model = partial(_option, panel="Model")
+_text = partial(_option, panel="Text")
+_constraint = partial(_option, panel="Constrained output")
+_sampling = partial(_option, panel="Sampling", metavar="N")
 
 
 @dataclass(frozen=True)
@@ -32,19 +40,21 @@ class ModelOptions:
 
     model: Annotated[
         str,
-        _option("--model", "-m", panel="Model", help="A GGUF file, a catalogue name, or user/repo[:QUANT] on the hub."),
+        _model(
+            "--model", "-m", help="A GGUF file, a catalogue name, or user/repo[:QUANT] on the hub.", metavar="MODEL"
+        ),
     ] = DEFAULT_MODEL
     threads: Annotated[
-        int | None, _option("--threads", "-t", panel="Model", help="Threads (default: what the machine gives).", min=1)
+        int | None, _model("--threads", "-t", help="Threads (default: what the machine gives).", metavar="N", min=1)
     ] = None
     ctx_size: Annotated[
-        int, _option("--ctx-size", "-c", panel="Model", help="Context in tokens (0: the model's, at most 4096).", min=0)
+        int, _model("--ctx-size", "-c", help="Context in tokens (0: the model's, at most 4096).", metavar="N", min=0)
     ] = 0
     batch_size: Annotated[
-        int, _option("--batch-size", "-b", panel="Model", help="Prompt tokens that are computed together.", min=1)
+        int, _model("--batch-size", "-b", help="Prompt tokens that are computed together.", metavar="N", min=1)
     ] = 512
     cache_type: Annotated[
-        str, _option("--cache-type", panel="Model", help="Numbers of the KV cache: f32, f16 or q8_0.", metavar="TYPE")
+        str, _model("--cache-type", help="Numbers of the KV cache: f32, f16 or q8_0.", metavar="TYPE")
     ] = "f16"
 
 
@@ -53,85 +63,66 @@ class SamplingOptions:
     """How the next token is chosen; the fields are those of SamplingParams, with its defaults."""
 
     temperature: Annotated[
-        float, _option("--temp", "--temperature", panel="Sampling", help="Temperature (0: always the most probable).")
+        float, _sampling("--temp", "--temperature", help="Temperature (0: always the most probable).")
     ] = 0.8
-    top_k: Annotated[int, _option("--top-k", panel="Sampling", help="Only the K most probable tokens (0: off).")] = 40
-    top_p: Annotated[
-        float, _option("--top-p", panel="Sampling", help="Only the tokens that make up probability P (1: off).")
-    ] = 0.95
+    top_k: Annotated[int, _sampling("--top-k", help="Only the K most probable tokens (0: off).")] = 40
+    top_p: Annotated[float, _sampling("--top-p", help="Only the tokens that make up probability P (1: off).")] = 0.95
     min_p: Annotated[
-        float,
-        _option("--min-p", panel="Sampling", help="Only tokens with P times the best one's probability (0: off)."),
+        float, _sampling("--min-p", help="Only tokens with P times the best one's probability (0: off).")
     ] = 0.05
-    typical_p: Annotated[
-        float, _option("--typical-p", "--typical", panel="Sampling", help="Locally typical sampling (1: off).")
-    ] = 1.0
+    typical_p: Annotated[float, _sampling("--typical-p", "--typical", help="Locally typical sampling (1: off).")] = 1.0
     top_n_sigma: Annotated[
-        float,
-        _option(
-            "--top-nsigma", "--top-n-sigma", panel="Sampling", help="Logits within N deviations of the best (-1: off)."
-        ),
+        float, _sampling("--top-nsigma", "--top-n-sigma", help="Logits within N deviations of the best (-1: off).")
     ] = -1.0
     xtc_probability: Annotated[
-        float, _option("--xtc-probability", panel="Sampling", help="Chance of excluding the top choices (0: off).")
+        float, _sampling("--xtc-probability", help="Chance of excluding the top choices (0: off).")
     ] = 0.0
     xtc_threshold: Annotated[
-        float,
-        _option("--xtc-threshold", panel="Sampling", help="What counts as a top choice for XTC (above 0.5: off)."),
+        float, _sampling("--xtc-threshold", help="What counts as a top choice for XTC (above 0.5: off).")
     ] = 0.1
     repeat_penalty: Annotated[
-        float, _option("--repeat-penalty", panel="Sampling", help="Penalty on tokens that occurred (1: off).")
+        float, _sampling("--repeat-penalty", help="Penalty on tokens that occurred (1: off).")
     ] = 1.0
     repeat_last_n: Annotated[
-        int, _option("--repeat-last-n", panel="Sampling", help="How far back penalties look (0: off, -1: all).")
+        int, _sampling("--repeat-last-n", help="How far back penalties look (0: off, -1: all).")
     ] = 64
     presence_penalty: Annotated[
-        float,
-        _option("--presence-penalty", panel="Sampling", help="Subtracted once from tokens that occurred (0: off)."),
+        float, _sampling("--presence-penalty", help="Subtracted once from tokens that occurred (0: off).")
     ] = 0.0
     frequency_penalty: Annotated[
-        float, _option("--frequency-penalty", panel="Sampling", help="Subtracted for each occurrence (0: off).")
+        float, _sampling("--frequency-penalty", help="Subtracted for each occurrence (0: off).")
     ] = 0.0
     dry_multiplier: Annotated[
-        float,
-        _option("--dry-multiplier", panel="Sampling", help="Strength of the DRY penalty on repetitions (0: off)."),
+        float, _sampling("--dry-multiplier", help="Strength of the DRY penalty on repetitions (0: off).")
     ] = 0.0
-    dry_base: Annotated[
-        float, _option("--dry-base", panel="Sampling", help="Growth of the DRY penalty with the length repeated.")
-    ] = 1.75
+    dry_base: Annotated[float, _sampling("--dry-base", help="Growth of the DRY penalty with the length repeated.")] = (
+        1.75
+    )
     dry_allowed_length: Annotated[
-        int, _option("--dry-allowed-length", panel="Sampling", help="Repetitions up to this length are free.")
+        int, _sampling("--dry-allowed-length", help="Repetitions up to this length are free.")
     ] = 2
     dry_penalty_last_n: Annotated[
-        int, _option("--dry-penalty-last-n", panel="Sampling", help="How far back DRY looks (0: off, -1: all).")
+        int, _sampling("--dry-penalty-last-n", help="How far back DRY looks (0: off, -1: all).")
     ] = -1
     dry_sequence_breakers: Annotated[
         list[str],
-        _option(
+        _sampling(
             "--dry-sequence-breaker",
-            panel="Sampling",
             help="Text that ends a repetition for DRY (repeatable).",
+            show_default='newline : " *',
             metavar="TEXT",
         ),
     ] = field(default_factory=lambda: ["\n", ":", '"', "*"])
-    mirostat: Annotated[int, _option("--mirostat", panel="Sampling", help="Mirostat version (0: off, 1 or 2).")] = 0
-    mirostat_tau: Annotated[
-        float, _option("--mirostat-ent", "--mirostat-tau", panel="Sampling", help="Mirostat's target entropy.")
-    ] = 5.0
-    mirostat_eta: Annotated[
-        float, _option("--mirostat-lr", "--mirostat-eta", panel="Sampling", help="Mirostat's learning rate.")
-    ] = 0.1
+    mirostat: Annotated[int, _sampling("--mirostat", help="Mirostat version (0: off, 1 or 2).")] = 0
+    mirostat_tau: Annotated[float, _sampling("--mirostat-ent", "--mirostat-tau", help="Mirostat's target entropy.")] = (
+        5.0
+    )
+    mirostat_eta: Annotated[float, _sampling("--mirostat-lr", "--mirostat-eta", help="Mirostat's learning rate.")] = 0.1
     logit_bias: Annotated[
         list[str],
-        _option(
-            "--logit-bias",
-            "-l",
-            panel="Sampling",
-            help="ID+BIAS or ID-BIAS, as in 42-inf (repeatable).",
-            metavar="ID±BIAS",
-        ),
+        _sampling("--logit-bias", "-l", help="ID+BIAS or ID-BIAS, as in 42-inf (repeatable).", metavar="ID±BIAS"),
     ] = field(default_factory=list)
-    seed: Annotated[int, _option("--seed", panel="Sampling", help="Seed of the random numbers (-1: a new one).")] = -1
+    seed: Annotated[int, _sampling("--seed", help="Seed of the random numbers (-1: a new one).")] = -1
 
     def params(self) -> SamplingParams:
         """The parameters for the sampler, checked. Raises InvalidParameterError."""
@@ -149,37 +140,29 @@ class TextOptions:
     """What goes into the prompt beside the user's text, and where the answer ends."""
 
     max_tokens: Annotated[
-        int, _option("--max-tokens", "--predict", "-n", panel="Text", help="At most N tokens (-1: until the end).")
+        int, _text("--max-tokens", "--predict", "-n", help="At most N tokens (-1: until the end).", metavar="N")
     ] = -1
     stop: Annotated[
-        list[str],
-        _option(
-            "--stop", "--reverse-prompt", "-r", panel="Text", help="End before this text (repeatable).", metavar="TEXT"
-        ),
+        list[str], _text("--stop", "--reverse-prompt", "-r", help="End before this text (repeatable).", metavar="TEXT")
     ] = field(default_factory=list)
-    ignore_eos: Annotated[
-        bool, _option("--ignore-eos", panel="Text", help="Go on behind end-of-generation tokens.")
-    ] = False
-    system: Annotated[
-        str | None, _option("--system", "--system-prompt", panel="Text", help="The system message.", metavar="TEXT")
-    ] = None
+    ignore_eos: Annotated[bool, _text("--ignore-eos", help="Go on behind end-of-generation tokens.")] = False
+    system: Annotated[str | None, _text("--system", "--system-prompt", help="The system message.", metavar="TEXT")] = (
+        None
+    )
     chat_template: Annotated[
-        str | None,
-        _option("--chat-template", panel="Text", help="Another chat template than the model's.", metavar="NAME|FILE"),
+        str | None, _text("--chat-template", help="Another chat template than the model's.", metavar="NAME|FILE")
     ] = None
     chat_template_kwargs: Annotated[
-        str | None,
-        _option("--chat-template-kwargs", panel="Text", help="Variables for the chat template.", metavar="JSON"),
+        str | None, _text("--chat-template-kwargs", help="Variables for the chat template.", metavar="JSON")
     ] = None
-    think: Annotated[
-        bool | None, _option("--think/--no-think", panel="Text", help="Ask the template for thinking, or for none.")
-    ] = None
+    think: Annotated[bool | None, _text("--think/--no-think", help="Ask the template for thinking, or for none.")] = (
+        None
+    )
     hide_thinking: Annotated[
-        bool, _option("--hide-thinking", "--hidethinking", panel="Text", help="Do not show the model's thinking.")
+        bool, _text("--hide-thinking", "--hidethinking", help="Do not show the model's thinking.")
     ] = False
     escape: Annotated[
-        bool,
-        _option("--escape", "-e", panel="Text", help=r"Read \n, \t, \\ in the prompt, --system and --stop as escapes."),
+        bool, _text("--escape", "-e", help=r"Read \n, \t, \\ in the prompt, --system and --stop as escapes.")
     ] = False
 
     def template_args(self) -> dict[str, Any]:
@@ -194,6 +177,12 @@ class TextOptions:
             )
         return args if self.think is None else {"enable_thinking": self.think, **args}
 
+    def stops(self) -> list[str]:
+        """The stop strings. Raises InvalidParameterError for an empty one, which would end every answer."""
+        if not all(self.stop):
+            raise InvalidParameterError("--stop: a stop string cannot be empty")
+        return [self.typed(text) for text in self.stop]
+
     def typed(self, text: str) -> str:
         """A text of the command line as it is meant: with --escape, escapes are read."""
         return unescape(text) if self.escape else clean(text)
@@ -204,24 +193,14 @@ class ConstraintOptions:
     """What the output must look like."""
 
     json_schema: Annotated[
-        str | None,
-        _option(
-            "--json-schema", "-j", panel="Constrained output", help="JSON that fits a schema.", metavar="JSON|FILE"
-        ),
+        str | None, _constraint("--json-schema", "-j", help="JSON that fits a schema.", metavar="JSON|FILE")
     ] = None
-    json_object: Annotated[bool, _option("--json-object", panel="Constrained output", help="Any JSON object.")] = False
+    json_object: Annotated[bool, _constraint("--json-object", help="Any JSON object.")] = False
     grammar: Annotated[
-        str | None,
-        _option(
-            "--grammar",
-            "--grammar-file",
-            panel="Constrained output",
-            help="A GBNF or Lark grammar.",
-            metavar="TEXT|FILE",
-        ),
+        str | None, _constraint("--grammar", "--grammar-file", help="A GBNF or Lark grammar.", metavar="TEXT|FILE")
     ] = None
     regex: Annotated[
-        str | None, _option("--regex", panel="Constrained output", help="Text that fits a regular expression.")
+        str | None, _constraint("--regex", help="Text that fits a regular expression.", metavar="REGEX")
     ] = None
 
 

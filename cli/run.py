@@ -63,7 +63,7 @@ def run(
             raise InvalidParameterError("there is no prompt: give it as an argument, with --file or on standard input")
         if raw and (text.system is not None or text.chat_template is not None):
             raise InvalidParameterError("--raw uses no chat template: --system and --chat-template have no place in it")
-        template_args = text.template_args()
+        template_args, stops = text.template_args(), text.stops()
     model = load_model(engine)
     template = None if raw else load_template(text.chat_template, model)
     generation = start(
@@ -74,7 +74,7 @@ def run(
         template_args=template_args,
         params=params,
         max_tokens=text.max_tokens,
-        stop=[text.typed(stop) for stop in text.stop],
+        stop=stops,
         ignore_eos=text.ignore_eos,
         constraint=load_constraint(constraint, model),
         logprobs=logprobs,
