@@ -59,7 +59,19 @@ def make_command(name: str, function: Callable[..., Any]) -> TyperCommand:
     app.command(name, cls=PlainCommand, epilog=EPILOG)(function)
     command = typer.main.get_command(app)
     command.name = name
+    for param in command.params:
+        _name_value(param)
     return command
+
+
+def _name_value(param: Any) -> None:
+    """Call values in help texts what other programs call them, where Typer would write their Python types."""
+    descriptor = getattr(param, "type_descriptor", None)
+    if param.metavar is None and descriptor is not None and not getattr(param, "is_flag", False):
+        if param.param_type_name == "argument":
+            param.metavar = param.name.upper().removesuffix("S") if param.nargs == -1 else param.name.upper()
+        else:
+            param.metavar = {str: "TEXT", list[str]: "TEXT", int: "N", float: "X"}.get(descriptor.annotation)
 
 
 class LazyGroup(TyperGroup):
@@ -115,8 +127,10 @@ class PlainCommand(TyperCommand):
         panels: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if record := param.get_help_record(ctx):
-                default = "Arguments" if param.param_type_name == "argument" else "Options"
-                panels.setdefault(getattr(param, "rich_help_panel", None) or default, []).append(record)
+                is_argument = param.param_type_name == "argument"
+                name = record[0].partition(" <")[0] if is_argument else record[0]  # without the Python type behind it
+                panel = getattr(param, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
+                panels.setdefault(panel, []).append((name, record[1]))
         for title, records in panels.items():
             with formatter.section(title):
                 formatter.write_dl(records)

@@ -19,14 +19,11 @@ from tinyllm_cli.text import one_line
 LazyGroup.table = {
     "run": Subcommand("tinyllm_cli.run:run", "Answer one prompt."),
     "chat": Subcommand("tinyllm_cli.chat:chat", "Talk with a model."),
-    "run": Subcommand("tinyllm_cli.run:run", "Answer one prompt."),
-    "chat": Subcommand("tinyllm_cli.chat:chat", "Talk with a model."),
     "list": Subcommand("tinyllm_cli.models:list_models", "List the models on this machine."),
     "pull": Subcommand("tinyllm_cli.models:pull", "Fetch a model, or check the one that is here."),
     "show": Subcommand("tinyllm_cli.models:show", "Tell what is in a model file."),
     "rm": Subcommand("tinyllm_cli.models:remove", "Delete models from the store."),
     "tokenize": Subcommand("tinyllm_cli.tokenize:tokenize", "Show the tokens of a text."),
-    "tokenize": Subcommand("tinyllm_cli.tokenize:tokenize", "Show how a text falls into tokens."),
     "config": Subcommand("tinyllm_cli.settings:show_config", "Show the settings in force and where they come from."),
 }
 

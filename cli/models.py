@@ -63,9 +63,7 @@ def list_models(as_json: JsonFlag = False) -> None:
 def pull(
     models: Annotated[
         list[str],
-        typer.Argument(
-            metavar="MODEL...", help=MODEL_HELP.format(""), autocompletion=complete_model, show_default=False
-        ),
+        typer.Argument(help=MODEL_HELP.format(""), autocompletion=complete_model, show_default=False),
     ],
 ) -> None:
     """Fetch models, or check those that are here; prints the path of each.
@@ -102,7 +100,7 @@ def show(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="[MODEL]",
+            metavar="MODEL",
             help=MODEL_HELP.format(", or a GGUF file"),
             autocompletion=complete_model,
             show_default=hub.DEFAULT_MODEL,

@@ -42,7 +42,7 @@ def tinyllm(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "tinyllm_cli.main", *map(str, arguments)],
-            env=clean_environment(tmp_path) | {key: value for key, value in (env or {}).items() if value is not None},
+            env={key: value for key, value in (clean_environment(tmp_path) | (env or {})).items() if value is not None},
             capture_output=True,
             timeout=120,
             **{"encoding": "utf-8", "errors": "surrogateescape"} | options,
