@@ -146,8 +146,8 @@ class Model:
             table = sequence.pages.address
             inputs.rows[at : at + len(run), 0] = range(position, position + len(run))
             inputs.rows[at : at + len(run), 1] = table
-            for start in range(0, len(run), network.block_tokens):
-                size = min(network.block_tokens, len(run) - start)
+            for start in range(0, len(run), network.attention.block_tokens):
+                size = min(network.attention.block_tokens, len(run) - start)
                 inputs.blocks[block] = (at + start, size, position + start, position + len(run), table)
                 block += 1
             at += len(run)

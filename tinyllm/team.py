@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -72,30 +74,25 @@ class Team:
         self._busy = threading.Lock()
         self._parked = [False] * n_threads
         self._wake = [threading.Semaphore(0) for _ in range(n_threads)]
-        self._closed = False
         self._workers: list[threading.Thread] = []
         self._pid = os.getpid()
+        # Workers must have left compiled code before the interpreter frees the memory that they look at.
+        self._finalizer = weakref.finalize(self, _end_workers, self._words, self._wake, self._workers)
 
     def _start_workers(self) -> None:
         if self._pid != os.getpid():
             # Threads do not survive a fork: the child starts its own.
-            self._workers, self._pid = [], os.getpid()
-            self._parked = [False] * self.n_threads
-        epoch = int(self._words[JOB.epoch // 8])
+            self._pid = os.getpid()
+            self._workers.clear()
+            self._parked[:] = [False] * self.n_threads
         for thread in range(1 + len(self._workers), self.n_threads):
-            worker = threading.Thread(target=self._work, args=(thread, epoch), name=f"tinyllm-{thread}", daemon=True)
+            epoch = int(self._words[JOB.epoch // 8])
+            shared = (epoch, self._serve, self._words, self._parked, self._wake[thread])
+            worker = threading.Thread(
+                target=_work, args=(thread, self.n_threads, *shared), name=f"tinyllm-{thread}", daemon=True
+            )
             worker.start()
             self._workers.append(worker)
-
-    def _work(self, thread: int, epoch: int) -> None:
-        while not self._closed:
-            epoch = self._serve(self._job, thread, self.n_threads, epoch, _PATIENCE)
-            # Announce the parking before the last look: a job is published before the announcement is read, so one of
-            # the two sides sees the other.
-            self._parked[thread] = True
-            if self._words[JOB.epoch // 8] == epoch and not self._closed:
-                self._wake[thread].acquire()
-            self._parked[thread] = False
 
     def run(self, table: np.ndarray, stamps: np.ndarray | None = None) -> int:
         """Execute the ops of `table` (int64 [n_ops, 4]); the number of ops that were run, fewer if `stop` was called.
@@ -132,11 +129,35 @@ class Team:
 
     def close(self) -> None:
         """End the workers."""
-        self._closed = True
-        self._words[JOB.quit // 8] = 1
-        self._words[JOB.epoch // 8] += 1
-        for thread in range(1, self.n_threads):
-            self._wake[thread].release()
-        for worker in self._workers:
-            worker.join(timeout=1)
-        self._workers = []
+        self._finalizer()
+
+
+def _work(
+    thread: int,
+    n_threads: int,
+    epoch: int,
+    serve: Callable,
+    words: np.ndarray,
+    parked: list[bool],
+    wake: threading.Semaphore,
+) -> None:
+    """A worker: serve jobs in compiled code, park when none comes. It holds no reference to its team."""
+    job = words.ctypes.data
+    while not words[JOB.quit // 8]:
+        epoch = serve(job, thread, n_threads, epoch, _PATIENCE)
+        # Announce the parking before the last look: a job is published before the announcement is read, so one of the
+        # two sides sees the other.
+        parked[thread] = True
+        if words[JOB.epoch // 8] == epoch and not words[JOB.quit // 8]:
+            wake.acquire()
+        parked[thread] = False
+
+
+def _end_workers(words: np.ndarray, wake: list[threading.Semaphore], workers: list[threading.Thread]) -> None:
+    words[JOB.quit // 8] = 1
+    words[JOB.epoch // 8] += 1
+    for semaphore in wake:
+        semaphore.release()
+    for worker in workers:
+        worker.join(timeout=1)
+    workers.clear()

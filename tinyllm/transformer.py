@@ -95,14 +95,15 @@ class StepInputs:
 
 @dataclass(eq=False)
 class Network:
-    """A recorded plan with its ends."""
+    """A recorded plan with its ends, and all that its kernels point to."""
 
     plan: Plan
     inputs: StepInputs
     x: Buffer
     logits: Buffer
     buffers: dict[str, Buffer]
-    block_tokens: int
+    attention: Attention
+    weights: ModelWeights
 
 
 def record(config: ModelConfig, weights: ModelWeights, cache: KVCache, max_rows: int, n_threads: int) -> Network:
@@ -147,7 +148,7 @@ def record(config: ModelConfig, weights: ModelWeights, cache: KVCache, max_rows:
     plan.linear("logits", h_out, [weights.output], logits, rows=plan.out_rows, scale=config.logit_scale)
     plan.finish()
     buffers = {b.name: b for b in (x, h, qkv, attn_out, gate_up, act, x_out, h_out, logits)}
-    return Network(plan, inputs, x, logits, buffers, attention.block_tokens)
+    return Network(plan, inputs, x, logits, buffers, attention, weights)
 
 
 class Attention:
@@ -187,11 +188,11 @@ class Attention:
             (layer.head_dim + _padded(layer.v_dim)) * abi.PAGE + rows * (layer.head_dim + abi.PAGE + 2 * _padded(layer.v_dim) + 4)
         ))
         plan.add(
-            "attn_out", (f"attention.attend_one:{kv_type}", f"attention.attend_many:{kv_type}"), abi.ATTEND, out,
+            "attn_out", f"attention.attend:{kv_type}", abi.ATTEND, out,
             blocks=self.inputs.blocks.ctypes.data, n_blocks=self.inputs.n_blocks.ctypes.data,
             q=q.address, q_stride=q.stride, out=out.address, out_stride=out.stride,
             scale=float(self.config.attention_scale), softcap=0.0,
-            window_left=layer.window - 1 if layer.window else 2**40, window_right=2**40, causal=int(self.config.causal),
+            window_left=layer.window - 1 if layer.window else 2**30, window_right=2**30, causal=int(self.config.causal),
             slopes=0, sinks=0, scratch=0, scratch_stride=0, partials=self.partials.ctypes.data, max_rows=rows,
             max_partitions=self.max_partitions, **shape,
         )

@@ -55,8 +55,7 @@ from .simd import (
     to_f32,
     zero_f32,
 )
-from .specialize import specialize, static
-from .unpack import inline
+from .specialize import inline, specialize, static
 
 # Rows (query heads times tokens) whose scores are held in registers at a time.
 ROW_WIDTHS = (6, 3, 2, 1) if TARGET.wide_registers else (3, 2, 1)
@@ -138,8 +137,8 @@ def rotate_halves(x, table, n_rot):
 def attend(args, thread, n_threads):
     """softmax(q·K · scale) V over the cache pages, without a score matrix (flash attention, Dao et al. 2022).
 
-    A unit of work is a block of rows of one sequence and one KV head (MANY), or one KV head and one partition of
-    positions for a single row. Softmax is computed online within a partition, partitions are merged in order, so the
+    A unit of work is a block of rows of one sequence and one KV head; for a single row it is one KV head and one
+    partition of positions, so that all threads have something to do. Softmax is computed online within a partition, partitions are merged in order, so the
     result depends neither on threads nor on how a prompt was cut into chunks.
     """
     blocks = load_i64(args + static(A.blocks))
@@ -182,23 +181,16 @@ def attend(args, thread, n_threads):
     part_sum = part_max + max_rows * 4
     all_max = part_sum + max_rows * 4
     all_sum = all_max + max_rows * 4
-    if static(MANY):
-        n_units = n_blocks * n_kv_heads
-    else:
-        first_position = load_i64(blocks + BLOCK_POSITION)
-        n_partitions = first_position // PARTITION + 1
-        n_units = n_partitions * n_kv_heads
+    single = n_blocks == 1 and load_i64(blocks + BLOCK_ROWS) == 1
+    n_partitions = load_i64(blocks + BLOCK_POSITION) // PARTITION + 1
+    n_units = n_partitions * n_kv_heads if single else n_blocks * n_kv_heads
     while True:
         unit = atomic_add(args, 1)
         if unit >= n_units:
             break
         # The last blocks look back the furthest: they go first.
-        if static(MANY):
-            head = unit % n_kv_heads
-            block = blocks + (n_blocks - 1 - unit // n_kv_heads) * BLOCK_BYTES
-        else:
-            head = unit // n_partitions
-            block = blocks
+        head = unit % n_kv_heads
+        block = blocks if single else blocks + (n_blocks - 1 - unit // n_kv_heads) * BLOCK_BYTES
         first_row = load_i64(block + BLOCK_FIRST)
         n_tokens = load_i64(block + BLOCK_ROWS)
         position = load_i64(block + BLOCK_POSITION)
@@ -218,12 +210,12 @@ def attend(args, thread, n_threads):
         for r in range(n_rows):
             store_f32(all_max + 4 * r, MASKED)
             store_f32(all_sum + 4 * r, np.float32(0.0))
-        if static(MANY):
+        if single:
+            partition_first = unit // n_kv_heads
+            partition_last = partition_first
+        else:
             partition_first = lowest // PARTITION
             partition_last = highest // PARTITION
-        else:
-            partition_first = unit % n_partitions
-            partition_last = partition_first
         for partition in range(partition_first, partition_last + 1):
             for r in range(n_rows):
                 store_f32(part_max + 4 * r, MASKED)
@@ -324,13 +316,13 @@ def attend(args, thread, n_threads):
                                 store_f32x16(o_at + t * v_padded * 4, low[t])
                                 store_f32x16(o_at + t * v_padded * 4 + 64, high[t])
                         row += width
-            if static(MANY):
+            if not single:
                 for r in range(n_rows):
                     merge(
                         all_max + 4 * r, all_sum + 4 * r, all_out + r * v_padded * 4,
                         part_max + 4 * r, part_sum + 4 * r, part_out + r * v_padded * 4, v_padded,
                     )
-        if static(MANY):
+        if not single:
             for r in range(n_rows):
                 token = r // group
                 query_head = head * group + r % group
@@ -462,13 +454,12 @@ def build_rope(parameter: str):
     return specialize(rope_and_store, A=ROPE, ELEMENT=size, store_element=store_element, rotate=rotate)
 
 
-def build_attend(kv_type: str, many: bool):
+def build_attend(kv_type: str):
     size, _, load_elements = CACHE_TYPES[kv_type]
     return specialize(
         attend,
         A=ATTEND,
         ELEMENT=size,
-        MANY=many,
         WIDTHS=ROW_WIDTHS,
         load_elements=load_elements,
     )
@@ -476,6 +467,5 @@ def build_attend(kv_type: str, many: bool):
 
 KERNELS = {
     "rope": build_rope,
-    "attend_one": lambda kv_type: build_attend(kv_type, False),
-    "attend_many": lambda kv_type: build_attend(kv_type, True),
+    "attend": build_attend,
 }

@@ -37,8 +37,7 @@ from .simd import (
     sum_lanes_i32,
     zero_f32,
 )
-from .specialize import specialize, static
-from .unpack import inline
+from .specialize import inline, specialize, static
 
 # Inputs of a row that one thread takes at a time.
 SEGMENT = 256

@@ -19,8 +19,7 @@ from .simd import (
     sleep_us,
     store_i64,
 )
-from .specialize import specialize, static
-from .unpack import inline
+from .specialize import inline, specialize, static
 
 # Turns of waiting before the processor is yielded, and before the thread sleeps.
 SPINS, YIELDS = 200, 2000
@@ -124,23 +123,28 @@ def lead(job, thread, n_threads):
     return done
 
 
-def _build(function, *others):
-    from numba import njit
+_LAYOUT = {
+    "J": JOB,
+    "OP_BYTES": OP_BYTES,
+    "OP_ARGUMENTS": OP_ARGUMENTS,
+    "OP_ONE": OP_ONE,
+    "OP_MANY": OP_MANY,
+    "OP_ROWS": OP_ROWS,
+}
 
-    built = {}
-    for other in others:
-        built[other.__name__] = njit(error_model="numpy")(
-            specialize(
-                other, J=JOB, OP_BYTES=OP_BYTES, OP_ARGUMENTS=OP_ARGUMENTS, OP_ONE=OP_ONE, OP_MANY=OP_MANY, OP_ROWS=OP_ROWS
-            )
-        )
-    kernel = specialize(function, J=JOB, **built)
+
+def _build(function, **callees):
+    kernel = specialize(function, **_LAYOUT, **callees)
     kernel.returns_int = True
     return kernel
 
 
+def _build_with_execute(function):
+    return _build(function, execute=inline(specialize(execute, **_LAYOUT)))
+
+
 KERNELS = {
-    "serve": lambda: _build(serve, execute),
-    "lead": lambda: _build(lead, execute),
+    "serve": lambda: _build_with_execute(serve),
+    "lead": lambda: _build_with_execute(lead),
     "publish": lambda: _build(publish),
 }

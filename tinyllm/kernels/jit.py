@@ -1,16 +1,18 @@
 """Compiles kernels with Numba once, keeps their object code in the cache folder, and loads it with llvmlite alone.
 
-A kernel's name is `module.builder:parameter`, e.g. `matmul.gemv:Q4_1`. The cache is keyed by all kernel sources, the CPU
-and its features, and the versions of Python, numba and llvmlite; a process that finds everything never imports numba.
+A kernel's name is `module.builder:parameter`, e.g. `matmul.gemv:Q4_1`. The cache is keyed by the sources that the kernel
+is made of, the CPU and its features, and the compilers' versions; a process that finds everything never imports numba.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib
 import importlib.metadata
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -27,18 +29,33 @@ log = logging.getLogger("tinyllm")
 _loaded: dict[str, int] = {}
 _engines: list[llvm.ExecutionEngine] = []
 _kept: list[object] = []
+_SIBLING_IMPORT = re.compile(rb"^\s*from \.(\w+) import", re.MULTILINE)
 
 
 @cache
-def cache_key() -> str:
-    """Names the state of everything that the object code depends on."""
+def _environment_key() -> str:
+    """Names what object code depends on besides its sources: the CPU, its features, and the compilers' versions."""
+    versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite")]
+    state = repr((sys.version_info[:2], versions, current_target(), sys.platform))
+    return hashlib.sha256(state.encode()).hexdigest()[:16]
+
+
+@cache
+def _source_key(module: str) -> str:
+    """Names the source of a kernel module and of all kernel modules that it imports."""
+    folder = Path(__file__).parent
+    sources: dict[str, bytes] = {}
+    pending = [module]
+    while pending:
+        name = pending.pop()
+        if name in sources:
+            continue
+        sources[name] = (folder / f"{name}.py").read_bytes()
+        pending += [found.decode() for found in _SIBLING_IMPORT.findall(sources[name])]
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    target = current_target()
-    versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite", "numpy")]
-    digest.update(repr((sys.version_info[:2], versions, target, sys.platform)).encode())
-    return digest.hexdigest()[:20]
+    for name in sorted(sources):
+        digest.update(name.encode() + b"\0" + sources[name] + b"\0")
+    return digest.hexdigest()[:12]
 
 
 @cache
@@ -59,7 +76,7 @@ def cache_folder() -> Path | None:
     owner = os.getuid() if hasattr(os, "getuid") else "user"
     candidates.append(Path(tempfile.gettempdir()) / f"tinyllm-{owner}")
     for candidate in candidates:
-        folder = candidate / "kernels" / cache_key()
+        folder = candidate / "kernels" / _environment_key()
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if os.access(folder, os.W_OK | os.X_OK) and _owned(folder):
@@ -113,7 +130,10 @@ def compile_kernel(name: str) -> bytes | None:
     i64 = types.int64
     n_arguments = function.__code__.co_argcount
     result = i64 if getattr(function, "returns_int", False) else types.void
-    kernel = cfunc(result(*[i64] * n_arguments), nopython=True, error_model="numpy")(function)
+    # Inlined into its wrapper, the kernel provably raises nothing, and every trace of Python disappears.
+    kernel = cfunc(result(*[i64] * n_arguments), nopython=True, error_model="numpy", forceinline=True)(
+        function
+    )
     try:
         # Not a public interface of Numba; where it is missing the kernel is used in place and not kept.
         content = kernel._library._get_compiled_object()
@@ -122,11 +142,13 @@ def compile_kernel(name: str) -> bytes | None:
         _loaded[name] = kernel.address
         _kept.append(kernel)
         return None
+    if b"\0numba_" in content or b"\0Py" in content:
+        raise KernelError(f"kernel {name} calls into Python: something in it can raise or allocate")
     return symbol.encode() + b"\n" + content
 
 
 def _path(folder: Path, name: str) -> Path:
-    return folder / (name.replace(":", "-") + ".kernel")
+    return folder / f"{name.replace(':', '-')}-{_source_key(name.partition('.')[0])}.kernel"
 
 
 def _read(folder: Path, name: str) -> bytes | None:
@@ -148,9 +170,24 @@ def _write(folder: Path, name: str, content: bytes) -> None:
         log.warning("cannot keep compiled kernels in %s: %s", folder, error)
 
 
-def _load(objects: dict[str, bytes]) -> None:
+@cache
+def _provide_library_functions() -> None:
+    """Tell the loader where the few C functions are that kernels call."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    if sys.platform == "win32":
+        kernel32, runtime = ctypes.WinDLL("kernel32"), ctypes.CDLL("msvcrt")
+        functions = {"sched_yield": kernel32.SwitchToThread, "usleep": kernel32.SwitchToThread}
+    else:
+        runtime = ctypes.CDLL(None)
+        functions = {"sched_yield": runtime.sched_yield, "usleep": runtime.usleep}
+    functions |= {name: getattr(runtime, name) for name in ("memcpy", "memset", "memmove")}
+    for name, function in functions.items():
+        llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+
+
+def _load(objects: dict[str, bytes]) -> None:
+    _provide_library_functions()
     try:
         machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)

@@ -14,6 +14,11 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from numba import njit
+
+# A function of the vocabulary: it disappears into the kernel that uses it.
+inline = njit(forceinline=True, error_model="numpy")
+
 
 def static(value: Any) -> Any:
     """Marks an expression of compile-time values; `specialize` evaluates it."""
