@@ -49,7 +49,7 @@ def _assign(session: Session, name: str, value: str) -> None:
         session.params = replace(session.params, seed=None if seed < 0 else seed)
         session.retries = 0
     else:
-        kind = type(getattr(session.params, name))
+        kind = type(getattr(type(session.params)(), name))
         if kind not in (int, float):
             raise InvalidParameterError(f"/set {name}: can only be given when the chat starts")
         session.params = replace(session.params, **{name: _number(name, value, kind)})

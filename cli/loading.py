@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -37,8 +36,12 @@ def load_model(options: ModelOptions) -> Model:
 
 
 def load_template(name: str | None, model: Model) -> ChatTemplate | None:
-    """The chat template that was asked for, else the model's own, if it has one."""
-    return model.chat_template
+    """The chat template that was asked for (a known format's name or a file), else the model's own, if it has one."""
+    if name is None:
+        return model.chat_template
+    from tinyllm.chat_format import ChatTemplate
+
+    return ChatTemplate.named(name, model.tokenizer)
 
 
 def load_constraint(options: ConstraintOptions, model: Model) -> Constraint | None:

@@ -25,15 +25,16 @@ class MarkdownReply:
         self._splitter = ThinkingSplitter(opened, hide_thinking)
         self._parser = MarkdownIt().enable("strikethrough").enable("table")  # as rich sets it up
         self._tail = ""  # the block that is still being written
-        self._printed_blocks = False
-        self._drawn_lines = 0
+        self._above = ""  # the complete block above it
+        self._n_above = 0  # the lines that this took
+        self._n_drawn = 0  # the lines that the tail takes on the screen
         self._next_draw = 0.0
         self._thinking = False
 
     def show(self, text: str) -> None:
         """Takes the text of a step."""
         self._take(self._splitter.push(text))
-        if self._tail and perf_counter() >= self._next_draw:
+        if self._tail.strip() and perf_counter() >= self._next_draw:
             started = perf_counter()
             self._print_complete_blocks()
             self._draw_tail()
@@ -44,8 +45,8 @@ class MarkdownReply:
         """Prints what is left."""
         self._take(self._splitter.flush())
         self._end_thinking()
-        self._erase_tail()
-        self._print_block(self._tail)
+        if self._tail.strip():
+            self._print(self._tail)
         self._tail = ""
 
     def _take(self, parts: list[Part]) -> None:
@@ -60,44 +61,46 @@ class MarkdownReply:
     def _end_thinking(self) -> None:
         if self._thinking:
             self._thinking = False
-            self._printed_blocks = True
-            self._console.print()
+            self._console.print("\n")
 
     def _print_complete_blocks(self) -> None:
+        """Prints all blocks but the last, to which the next words may still belong."""
         starts = [t.map[0] for t in self._parser.parse(self._tail) if t.level == 0 and t.nesting >= 0 and t.map]
         if len(starts) < 2:
             return
         lines = self._tail.splitlines(keepends=True)
-        self._erase_tail()
-        self._print_block("".join(lines[: starts[-1]]))
+        done, last_done = "".join(lines[: starts[-1]]), "".join(lines[starts[-2] : starts[-1]])
+        self._print(done)
+        self._above, self._n_above = last_done, len(self._render(last_done))
         self._tail = "".join(lines[starts[-1] :])
 
-    def _print_block(self, source: str) -> None:
-        if not source.strip():
-            return
-        if self._printed_blocks:
-            self._console.print()
-        self._printed_blocks = True
-        self._console.print(self._markdown(source), soft_wrap=False)
-
-    def _markdown(self, source: str) -> object:
-        from rich.markdown import Markdown
-
-        return Markdown(source, code_theme="ansi_dark", hyperlinks=False)
-
-    def _draw_tail(self) -> None:
-        """Draws the unfinished block, as many of its last lines as can be erased again."""
-        with self._console.capture() as capture:
-            if self._printed_blocks:
-                self._console.print()
-            self._console.print(self._markdown(self._tail), soft_wrap=False)
-        lines = capture.get().splitlines(keepends=True)[-(self._console.size.height - 1) :]
-        self._erase_tail()
+    def _print(self, source: str) -> None:
+        """Prints Markdown for good, where the unfinished block was drawn."""
+        lines = self._lines_below(source)
+        self._erase()
         self._console.file.write("".join(lines))
         self._console.file.flush()
-        self._drawn_lines = len(lines)
 
-    def _erase_tail(self) -> None:
-        if self._drawn_lines:
-            self._console.file.write(f"\r\x1b[{self._drawn_lines}A\x1b[J")
-            self._drawn_lines = 0
+    def _draw_tail(self) -> None:
+        """Draws the unfinished block: as many of its last lines as can be erased again."""
+        lines = self._lines_below(self._tail)[-(self._console.size.height - 1) :]
+        self._erase()
+        self._console.file.write("".join(lines))
+        self._console.file.flush()
+        self._n_drawn = len(lines)
+
+    def _erase(self) -> None:
+        if self._n_drawn:
+            self._console.file.write(f"\r\x1b[{self._n_drawn}A\x1b[J")
+            self._n_drawn = 0
+
+    def _lines_below(self, source: str) -> list[str]:
+        """The lines of Markdown below the block that was printed last: that one decides about the space between."""
+        return self._render(self._above + source)[self._n_above :]
+
+    def _render(self, source: str) -> list[str]:
+        from rich.markdown import Markdown
+
+        with self._console.capture() as capture:
+            self._console.print(Markdown(source, code_theme="ansi_dark", hyperlinks=False), soft_wrap=False)
+        return capture.get().splitlines(keepends=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-TAGS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
+from tinyllm.chat_format import REASONING_TAGS
 
 
 class Part(NamedTuple):
@@ -60,11 +60,11 @@ class ThinkingSplitter:
 
     def _look_for_opening(self) -> None:
         begun = self._held.lstrip()
-        for opening, closing in TAGS:
+        for opening, closing in REASONING_TAGS:
             if begun.startswith(opening):
                 self._closing = closing
                 return
-        self._answering = bool(begun) and not any(opening.startswith(begun) for opening, _ in TAGS)
+        self._answering = bool(begun) and not any(opening.startswith(begun) for opening, _ in REASONING_TAGS)
 
     def _think(self, parts: list[Part], length: int) -> None:
         text, self._held = self._held[:length], self._held[length:]
@@ -76,4 +76,4 @@ class ThinkingSplitter:
 
 def opened_by(prompt_end: str) -> str | None:
     """The closing tag to wait for when a prompt ends with an opening one (templates that make the model think)."""
-    return next((closing for opening, closing in TAGS if prompt_end.rstrip().endswith(opening)), None)
+    return next((closing for opening, closing in REASONING_TAGS if prompt_end.rstrip().endswith(opening)), None)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tinyllm.errors import ContextFullError
-from tinyllm.generate import Generation, encode_conversation, generate
+from tinyllm.generate import SYSTEM_FOLDED, Generation, generate, log, prepare_conversation
 from tinyllm.prefix import keep_sampled
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Conversation:
         self.messages: list[Message] = []
         self.forgotten = 0
         self.system = system
+        self._told_folded = False
         self._sequence = model.new_sequence()
 
     @property
@@ -111,12 +112,16 @@ class Conversation:
 
     def encode(self, messages: list[Message] | None = None) -> list[int]:
         """The ids of the conversation (or of other messages in its template), ready for an answer."""
-        return encode_conversation(
+        prompt = prepare_conversation(
             self.model,
             self.messages if messages is None else messages,
             template=self.template,
             template_args=self.template_args,
         )
+        if prompt.system_folded and not self._told_folded:
+            log.warning(SYSTEM_FOLDED)
+            self._told_folded = True
+        return prompt.ids
 
     def close(self) -> None:
         """Gives the sequence back."""

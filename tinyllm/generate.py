@@ -6,6 +6,7 @@ out flow Steps, with Statistics beside them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -19,10 +20,14 @@ from tinyllm.sampler import Choice, Sampler, SamplingParams
 from tinyllm.stopping import StopFilter, control_stops
 
 if TYPE_CHECKING:
-    from tinyllm.chat_format import ChatTemplate
+    from tinyllm.chat_format import ChatPrompt, ChatTemplate
     from tinyllm.grammar import Constraint
     from tinyllm.model import Model
     from tinyllm.model import Sequence as ModelSequence
+
+log = logging.getLogger("tinyllm")
+
+SYSTEM_FOLDED = "the chat template has no place for a system message: it was put in front of the first question"
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,23 +315,24 @@ def chat(
     `template_args` go to the template by name (`tools`, `enable_thinking`, `now`). With a `sequence` that holds the
     conversation so far, only what is new is computed, and replies stay tokenized as the model wrote them.
     """
-    ids = encode_conversation(model, messages, template=template, template_args=template_args)
-    if sequence is not None:
-        ids = keep_sampled(model.tokenizer, sequence.tokens, ids)
+    prompt = prepare_conversation(model, messages, template=template, template_args=template_args)
+    if prompt.system_folded:
+        log.warning(SYSTEM_FOLDED)
+    ids = prompt.ids if sequence is None else keep_sampled(model.tokenizer, sequence.tokens, prompt.ids)
     return generate(model, ids, sequence=sequence, **options)
 
 
-def encode_conversation(
+def prepare_conversation(
     model: Model,
     messages: Sequence[Mapping[str, Any]],
     *,
     template: ChatTemplate | None = None,
     template_args: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """The ids of a conversation, ready for a reply; ChatTemplateError where there is no template or it refuses."""
-    from tinyllm.chat_format import encode_chat
+) -> ChatPrompt:
+    """A conversation in text and ids, ready for a reply; ChatTemplateError where there is no template or it refuses."""
+    from tinyllm.chat_format import prepare_chat
 
     template = template or model.chat_template
     if template is None:
         raise ChatTemplateError("this model has no chat template: continue raw text instead, or name a template")
-    return encode_chat(template, model.tokenizer, messages, **(template_args or {}))
+    return prepare_chat(template, model.tokenizer, messages, **(template_args or {}))
