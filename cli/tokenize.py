@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -158,8 +159,10 @@ def _print_comparison(text: str, names: tuple[str, str], a: Sequence[Token], b: 
     for in_a, in_b in segments(text, a, b):
         more = f"{len(in_b) - len(in_a):+d}" if len(in_a) != len(in_b) else ""
         rows.append([" ".join(map(_piece, in_a)), " ".join(map(_piece, in_b)), more])
-    rows.append([summary(text, a), summary(text, b), f"{len(b) - len(a):+d}"])
-    render.table([*names, "MORE"], rows, right=[2])
+    short = [Path(name).name for name in names]
+    render.table([*short, "MORE"], rows, right=[2])
+    for name, tokens in zip(short, (a, b), strict=True):
+        print(f"{name}: {summary(text, tokens)}")
 
 
 def _piece(token: Token) -> str:
