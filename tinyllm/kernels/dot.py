@@ -136,9 +136,7 @@ def make_dot(bits: int):
         if TARGET.dot == "generic":
             return _generic_dot(builder, acc, weights, activations, weights_signed=bits == 8)
         if bits < 8:
-            # Nothing saturates here; the saturating addition is one that LLVM does not reorder, so the loop keeps its
-            # order and its registers.
-            return call_llvm(builder, "llvm.sadd.sat.v32i16", i16x32.ir, acc, _maddubs(builder, weights, activations))
+            return builder.add(acc, _maddubs(builder, weights, activations))
         # pmaddubsw wants unsigned by signed: move the weight's sign over to the activation. |w| ≤ 128 and |x| ≤ 127
         # keep a pair within 16 bits.
         magnitude = call_llvm(builder, "llvm.abs.v64i8", i8x64.ir, weights, ir.Constant(ir.IntType(1), 0))

@@ -37,9 +37,7 @@ from .specialize import specialize, static
 from .unpack import UNPACK, UNPACK_FLOAT, inline
 
 # Tokens whose accumulators are held in registers at a time; chosen by measurement.
-GEMM_WIDTHS = (12, 4, 1) if TARGET.wide_registers else (5, 1)
-# Groups of 4 inputs per turn of the innermost loop.
-STEP = 1
+GEMM_WIDTHS = (12, 4, 1) if TARGET.wide_registers else (4, 1)
 # Blocks of 32 inputs that are unpacked at a time: codes and scales stay in the first-level cache.
 CHUNK_BLOCKS = 24
 # Tokens per pass over the chunk: their activations stay in the second-level cache.
@@ -123,7 +121,7 @@ def gemm(args, thread, n_threads):
     accumulate = load_i64(args + static(A.accumulate))
     out_scale = load_f32(args + static(A.scale))
     unpacked = load_i64(args + static(A.scratch)) + thread * load_i64(args + static(A.scratch_stride))
-    steps = opaque(static(FOLD // STEP))
+    fold = opaque(FOLD)
     sums_at = unpacked + static(CHUNK_BLOCKS * UNPACKED)
     while True:
         first = atomic_add(args, grain)
@@ -179,14 +177,12 @@ def gemm(args, thread, n_threads):
                                         for t in static(range(width)):
                                             partial[t] = dot_zero()
                                         group = static(half * 8 // HALVES + fold_index * FOLD)
-                                        for step in range(steps):
-                                            for i in static(range(STEP)):
-                                                at = group + STEP * step + i
-                                                weight_codes = load_i8x64(w + 64 * at)
-                                                for t in static(range(width)):
-                                                    partial[t] = dot(
-                                                        partial[t], weight_codes, broadcast4(record[t] + 4 * at)
-                                                    )
+                                        for i in range(fold):
+                                            weight_codes = load_i8x64(w + 64 * (group + i))
+                                            for t in static(range(width)):
+                                                partial[t] = dot(
+                                                    partial[t], weight_codes, broadcast4(record[t] + 4 * (group + i))
+                                                )
                                         for t in static(range(width)):
                                             total[t] = dot_fold(total[t], partial[t])
                                     weight_scale = load_f32x16(w + static(512 + 64 * half))
@@ -274,7 +270,6 @@ def _quantized_parameters(name: str) -> dict:
         "TILE_BYTES": tile.bytes,
         "CODE_STRIDE": unpack.code_stride,
         "ZERO_SHIFT": unpack.zero.bit_length() - 1,
-        "STEP": STEP,
         "FOLD": min(groups_per_fold(tile.bits), 8 // halves),
         "CHUNK_BLOCKS": CHUNK_BLOCKS,
         "CHUNK_TILES": CHUNK_BLOCKS // tile.blocks,
