@@ -87,15 +87,19 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
 
 
 def show_log() -> None:
-    """Show what the engine logs (warnings and worse) on stderr, one line each."""
+    """Show what the engine logs (notes about what takes time, warnings and worse) on stderr, one line each."""
     logger = logging.getLogger("tinyllm")
     if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
-        logger.addHandler(_StderrHandler(logging.WARNING))
+        logger.addHandler(_StderrHandler())
+        logger.setLevel(logging.INFO)
         logger.propagate = False
 
 
 class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.WARNING:
+            note(record.getMessage())
+            return
         print(f"tinyllm: {record.levelname.lower()}: {text.one_line(record.getMessage())}", file=sys.stderr)
 
 

@@ -6,6 +6,7 @@ about context, truncation and interruption, and records every id that was really
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -200,3 +201,61 @@ def _ids(parts: Iterable[int | str | bytes]) -> list[int]:
     for part in parts:
         ids += [part] if isinstance(part, int) else (part.encode() if isinstance(part, str) else part)
     return ids
+
+
+def write_chain_model(path: Path, pieces: Sequence[bytes], n_ctx: int = 512, template: str | None = CHATML) -> Path:
+    """A real GGUF model that says `pieces` (of two bytes or more) one after the other behind a line break, then ends.
+
+    Its ids are those of FakeTokenizer. One layer whose weights are zero leaves the embedding as it is; each token's
+    embedding is a random code of ±1, and the row of a token in the output matrix is the code of the one before it.
+    """
+    from gguf_builders import write_model
+
+    n_embd, n_ff, tokenizer = 256, 64, FakeTokenizer(pieces)
+    follows = dict.fromkeys(range(tokenizer.n_vocab), IM_END)
+    chain = [ord("\n"), *range(260, tokenizer.n_vocab), IM_END]
+    follows |= dict(itertools.pairwise(chain))
+    codes = np.random.default_rng(0).choice(np.float32([-1, 1]), (tokenizer.n_vocab, n_embd))
+    output = np.zeros_like(codes)
+    for token, following in follows.items():
+        if token in chain:  # all others lead to the end: their codes together would drown the rest
+            output[following] += codes[token]
+    tensors = {"token_embd.weight": codes, "output.weight": output, "output_norm.weight": np.ones(n_embd, np.float32)}
+    shapes = {"attn_q": (n_embd, n_embd), "attn_k": (n_embd, n_embd), "attn_v": (n_embd, n_embd)}
+    shapes |= {"attn_output": (n_embd, n_embd), "ffn_gate": (n_ff, n_embd), "ffn_up": (n_ff, n_embd)}
+    shapes |= {"ffn_down": (n_embd, n_ff)}
+    tensors |= {f"blk.0.{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    tensors |= {f"blk.0.{name}.weight": np.ones(n_embd, np.float32) for name in ("attn_norm", "ffn_norm")}
+    byte_tokens = _byte_characters()
+    tokens = [*byte_tokens, *SPECIAL_TOKENS, *("".join(byte_tokens[b] for b in piece) for piece in pieces)]
+    metadata = {
+        "general.name": "chain",
+        "llama.block_count": 1,
+        "llama.context_length": n_ctx,
+        "llama.embedding_length": n_embd,
+        "llama.feed_forward_length": n_ff,
+        "llama.attention.head_count": 4,
+        "llama.attention.head_count_kv": 4,
+        "llama.attention.layer_norm_rms_epsilon": 1e-6,
+        "llama.vocab_size": tokenizer.n_vocab,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 256 + [3] * 4 + [1] * len(pieces),
+        "tokenizer.ggml.merges": [f"{byte_tokens[0]} {byte_tokens[1]}"],
+        "tokenizer.ggml.bos_token_id": BOS,
+        "tokenizer.ggml.eos_token_id": EOS,
+        "tokenizer.ggml.eot_token_id": IM_END,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template
+    write_model(path, tensors, metadata)
+    return path
+
+
+def _byte_characters() -> list[str]:
+    """The characters that stand for the 256 bytes in a byte-level vocabulary."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = itertools.count(256)
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
