@@ -122,13 +122,13 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Tell what is in a model file: its shape, its tensors by type and component, and the memory it takes."""
-    from tinyllm.gguf_file import open_gguf
-    from tinyllm.model_info import describe
-
     name = model or model_option
     path = hub.find(name)
     if path is None:
         raise ModelNotFoundError(f"{name} is not on this machine yet: fetch it with `tinyllm pull {name}`")
+    from tinyllm.gguf_file import open_gguf
+    from tinyllm.model_info import describe
+
     with open_gguf(path) as file:
         info = describe(file)
         if as_json:

@@ -19,7 +19,7 @@ class FakeHub:
     Attributes:
         ignore_range: answer 200 with the whole file to a request for a part of it.
         gated, failing: repositories that answer 403 or 500.
-        seconds_per_chunk: how slow 4 KB are.
+        seconds_per_chunk: how slow 64 KB are.
         lies: announce another SHA-256 than the files have.
         requests: (method, path, Range header) of every request so far.
     """
@@ -110,8 +110,8 @@ class FakeHub:
                 self.end_headers()
                 if self.command == "HEAD":
                     return
-                for at in range(start, len(data), 4096):
-                    self.wfile.write(data[at : at + 4096])
+                for at in range(start, len(data), 1 << 16):
+                    self.wfile.write(data[at : at + (1 << 16)])
                     if hub.seconds_per_chunk:
                         self.wfile.flush()
                         time.sleep(hub.seconds_per_chunk)

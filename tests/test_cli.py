@@ -79,7 +79,7 @@ class TestFrame:
             "finally: print(sorted({'numpy', 'numba', 'rich', 'pydantic', 'huggingface_hub'} & set(sys.modules)))"
         )
         took = []
-        for _ in range(3):
+        for _ in range(5):
             started = time.perf_counter()
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
             took.append(time.perf_counter() - started)

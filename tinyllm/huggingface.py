@@ -1,20 +1,22 @@
 """GGUF repositories of the Hugging Face hub: `user/repo[:QUANT]` goes in, the files of one quantization come out.
 
-The transfer is huggingface_hub's, which honours HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE and HF_HOME.
+Names, tokens and connections are huggingface_hub's, which honours HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE and HF_HOME. It
+starts interrupted downloads anew, so the transfer itself is ours.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from tinyllm.errors import DownloadError, ModelNotFoundError
-from tinyllm.store import Progress, ProgressCallback, check_space, n_shards, unsharded, watch_growth
-from tinyllm.wheels import sha256_of
+from tinyllm.store import Progress, ProgressCallback, check_space, n_shards, sha256_of, unsharded
+from tinyllm.transfer import download
 
 PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q4_1", "IQ4_NL", "IQ4_XS", "MXFP4", "Q5_K_M", "Q6_K", "Q8_0")
 """Which quantization is taken when none is asked for: the first of these that there is, else the first file."""
@@ -109,6 +111,7 @@ def fetch(reference: HubReference, folder: Path, report: ProgressCallback) -> Pa
         ModelNotFoundError: no such repository, or nothing in it fits; the message lists what there is.
         DownloadError: the hub cannot be reached, refuses, or sends other bytes than it announced.
     """
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # it reports about the machine in each request
     import huggingface_hub
 
     name = str(reference)
@@ -122,32 +125,45 @@ def fetch(reference: HubReference, folder: Path, report: ProgressCallback) -> Pa
             raise ModelNotFoundError(
                 f"{name}: the repository lacks shards of {files[0]} ({len(files)} of {n_shards(files[0])})"
             )
-        sizes = [siblings[file].size or 0 for file in files]
         target = folder / info.id
         target.mkdir(parents=True, exist_ok=True)
-        check_space(folder, sum(sizes), name)
+        sizes = [siblings[file].size or 0 for file in files]
+        check_space(folder, sum(sizes) - _bytes_there(target), name)
         done, total = 0, sum(sizes)
         for file, size in zip(files, sizes, strict=True):
-            report(Progress(name, done, total))
-            incomplete = target / ".cache"  # where huggingface_hub keeps what is not complete
-            with (
-                watch_growth(incomplete, done, done + size, lambda n: report(Progress(name, n, total))),
-                _silent_bars(),
-            ):
-                path = Path(huggingface_hub.hf_hub_download(info.id, file, revision=info.sha, local_dir=target))
+
+            def told(n: int, note: str = "", before: int = done) -> None:
+                report(Progress(name, before + n, total, note))
+
+            checking = partial(told, note="checking")
+
+            sha256 = siblings[file].lfs.sha256 if siblings[file].lfs else None
+            path = target / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not (path.is_file() and path.stat().st_size == size and sha256_of(path, checking) == sha256):
+                told(0)
+                url = huggingface_hub.hf_hub_url(info.id, file, revision=info.sha)
+                download(partial(_open_from, url), path, size, sha256, told, checking)
             done += size
-            report(Progress(name, done, total, "checking"))
-            _check(path, siblings[file], name)
     return target / files[0]
 
 
-def _check(path: Path, sibling: Any, name: str) -> None:
-    expected = sibling.lfs.sha256 if sibling.lfs else None
-    if expected and sha256_of(path, lambda done: None) != expected:
-        path.unlink()
-        raise DownloadError(
-            f"{name}: {sibling.rfilename} arrived with another SHA-256 than the hub announced; try again"
-        )
+@contextmanager
+def _open_from(url: str, offset: int) -> Iterator[tuple[bool, Iterable[bytes]]]:
+    """Open a file of the hub at an offset, with the user's token; see `transfer.OpenFrom`."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    headers = build_hf_headers(library_name="tinyllm") | {"Accept-Encoding": "identity"}
+    if offset:
+        headers["Range"] = f"bytes={offset}-"
+    with get_session().stream("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT) as response:
+        hf_raise_for_status(response)
+        yield response.status_code == 206, response.iter_bytes()
+
+
+def _bytes_there(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _nothing_fits(reference: HubReference, filenames: Iterable[str]) -> str:
@@ -193,17 +209,3 @@ def _explained(reference: HubReference) -> Iterator[None]:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
-
-
-@contextmanager
-def _silent_bars() -> Iterator[None]:
-    """Keep huggingface_hub from drawing bars of its own."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    were_disabled = are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not were_disabled:
-            enable_progress_bars()

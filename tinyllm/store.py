@@ -6,21 +6,23 @@ folder `models`: catalogue models as plain files, those of the Hugging Face hub 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
 import shutil
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tinyllm.errors import DownloadError
 
 log = logging.getLogger("tinyllm")
 
+CHUNK = 1 << 20
 SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
@@ -68,11 +70,15 @@ def writable_home() -> Path:
     for place in places:
         if _make_writable(place, private=place is not places[0]):
             if place is not places[0]:
-                log.warning(
-                    "%s cannot be written; models are kept in %s (set TINYLLM_HOME to choose)", places[0], place
-                )
+                _warn_of_fallback(places[0], place)
             return place
     raise DownloadError(f"{places[0]}: cannot be written; set TINYLLM_HOME to a folder that can")
+
+
+@cache
+def _warn_of_fallback(wanted: Path, used: Path) -> None:
+    """Once per process: the store is asked for several times in a download."""
+    log.warning("%s cannot be written; models are kept in %s (set TINYLLM_HOME to choose)", wanted, used)
 
 
 def _places() -> list[Path]:
@@ -121,36 +127,6 @@ def locked(name: str, report: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def watch_growth(folder: Path, start: int, end: int, report: Callable[[int], None]) -> Iterator[None]:
-    """While the body runs, report `start` + the size of the largest file below `folder` (at most `end`) every 0.1 s.
-
-    Some downloaders tell nothing while they work; what they have written is progress that can always be seen.
-    """
-    finished = threading.Event()
-
-    def look() -> None:
-        while not finished.wait(0.1):
-            report(min(start + max(_sizes(folder), default=0), end))
-
-    watcher = threading.Thread(target=look, name="tinyllm-watch-download", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        finished.set()
-        watcher.join()
-
-
-def _sizes(folder: Path) -> Iterator[int]:
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file():
-                yield path.stat().st_size
-        except OSError:  # it was moved or deleted meanwhile
-            continue
-
-
 def check_space(folder: Path, needed: int, name: str) -> None:
     """Refuse early what the disk cannot hold.
 
@@ -160,6 +136,16 @@ def check_space(folder: Path, needed: int, name: str) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise DownloadError(f"{name} needs {needed / 1e6:.0f} MB in {folder}, where {free / 1e6:.0f} MB are free")
+
+
+def sha256_of(path: Path, report: Callable[[int], None]) -> str:
+    """SHA-256 of a file in hex; `report` gets the number of bytes read so far."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(CHUNK):
+            digest.update(block)
+            report(file.tell())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

