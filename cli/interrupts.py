@@ -37,7 +37,9 @@ class StopOnCtrlC:
             yield step
 
     def __enter__(self) -> StopOnCtrlC:
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        self._before = signal.getsignal(signal.SIGINT)
+        if self._before is not signal.SIG_IGN:  # as it is in a job that a script runs in the background
+            signal.signal(signal.SIGINT, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -203,6 +203,10 @@ class ConstraintOptions:
         str | None, _constraint("--regex", help="Text that fits a regular expression.", metavar="REGEX")
     ] = None
 
+    def given(self) -> bool:
+        """Whether the output is constrained at all."""
+        return self.json_object or not (self.json_schema is self.grammar is self.regex is None)
+
 
 def parse_bias(text: str) -> tuple[int, float]:
     """The id and the bias of llama.cpp's notation: `42+1.5`, `42-inf`."""

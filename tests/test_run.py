@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from fake_model import EOS, IM_END, FakeModel, answers, says
+from fake_model import EOS, IM_END, FakeModel, answers, says, write_chain_model
 
 from tinyllm.sampler import SamplingParams
 from tinyllm_cli import main, run
@@ -406,3 +406,86 @@ class TestProcess:
             stdin=subprocess.DEVNULL,
         )
         assert process.stdout.splitlines() == ["a", "set()"]
+
+
+@pytest.fixture(scope="module")
+def chain_model(tmp_path_factory) -> Path:
+    """A model file that says "Hello 😀 and <STOP> more." in five tokens that cut characters and words."""
+    pieces = (b"Hel", b"lo \xf0\x9f", b"\x98\x80 and <ST", b"OP> mo", b"re.")
+    return write_chain_model(tmp_path_factory.mktemp("Ž é 模型") / "м .gguf", pieces, n_ctx=200)
+
+
+class TestChainModel:
+    """The whole way through the real engine, with a model file that says what the test wants."""
+
+    @pytest.fixture
+    def run(self, chain_model, tmp_path) -> Callable[..., subprocess.CompletedProcess]:
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith("TINYLLM_") or key == "TINYLLM_HOME"
+        }
+
+        def call(*arguments: str, **options) -> subprocess.CompletedProcess:
+            return subprocess.run(
+                [sys.executable, "-m", "tinyllm_cli.main", "run", "-m", str(chain_model), *arguments],
+                capture_output=True,
+                timeout=120,
+                env=environment | {"XDG_CONFIG_HOME": str(tmp_path)},
+                **({"stdin": subprocess.DEVNULL} | options),
+            )
+
+        return call
+
+    def test_answer(self, run):
+        process = run("Hi", "--temp", "0")
+        assert (process.returncode, process.stdout.decode()) == (0, "Hello 😀 and <STOP> more.\n")
+        assert b"\x1b" not in process.stdout + process.stderr
+
+    def test_stop_string_across_tokens(self, run):
+        assert run("Hi", "--temp", "0", "--stop", "<STOP>").stdout.decode() == "Hello 😀 and \n"
+
+    @pytest.mark.parametrize(("n", "text"), [(1, "Hel\n"), (2, "Hello \ufffd\n"), (3, "Hello 😀 and <ST\n")])
+    def test_limit_within_a_character(self, run, n, text):
+        assert run("Hi", "--temp", "0", "-n", str(n)).stdout.decode() == text
+
+    def test_json(self, run):
+        found = json.loads(run("Hi", "--temp", "0", "--json").stdout)
+        assert found["tokens"] == [260, 261, 262, 263, 264, IM_END]
+        assert found["finish_reason"] == "stop"
+        assert found["timings"]["decode_tok_s"] > 0
+
+    def test_prompt_that_does_not_fit(self, run):
+        process = run("x" * 500)
+        assert (process.returncode, process.stdout, process.stderr.count(b"\n")) == (1, b"", 1)
+        assert b"200" in process.stderr
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [["-c", "99999999999"], ["--cache-type", "q9"], ["-t", "0"], ["-b", "0"]],
+        ids=str,
+    )
+    def test_options_that_cannot_be(self, run, arguments):
+        process = run("Hi", *arguments)
+        assert (process.returncode, process.stdout) == (2, b"")
+        assert b"Traceback" not in process.stderr
+
+    @pytest.mark.parametrize("seed", [1, 2])
+    def test_same_seed_same_text(self, run, seed):
+        texts = {
+            run("Hi", "--temp", "3", "--top-k", "0", "--min-p", "0", "-n", "20", "--seed", str(seed), *more).stdout
+            for more in ([], ["-t", "1"], ["-b", "3"])
+        }
+        assert len(texts) == 1
+
+
+@pytest.mark.model
+class TestDefaultModel:
+    def test_greedy_chat(self, smollm2_path, tmp_path):
+        process = subprocess.run(
+            [sys.executable, "-m", "tinyllm_cli.main", "run", "-m", str(smollm2_path), "Hi", "--temp", "0", "--json"],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+        )
+        found = json.loads(process.stdout)
+        assert found["tokens"] == [19556, 17, 1073, 416, 339, 4237, 346, 1834, 47, 2]
+        assert (found["text"], found["prompt_tokens"]) == ("Hello! How can I assist you today?", 31)
