@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ log = logging.getLogger("tinyllm")
 _loaded: dict[str, int] = {}
 _engines: list[llvm.ExecutionEngine] = []
 _kept: list[object] = []
+_compiling: list[float] = []
 _SIBLING_IMPORT = re.compile(rb"^\s*from \.(\w+) import", re.MULTILINE)
 
 
@@ -105,15 +107,22 @@ def kernel_addresses(names: Iterable[str]) -> dict[str, int]:
     to_compile = [name for name in missing if name not in stored]
     if to_compile:
         log.info("compiling kernels (first run): %d", len(to_compile))
+        started = time.perf_counter()
         for name in to_compile:
             content = compile_kernel(name)
             if content is not None:
                 stored[name] = content
                 if folder:
                     _write(folder, name, content)
+        _compiling.append(time.perf_counter() - started)
     if stored:
         _load(stored)
     return {name: _loaded[name] for name in names}
+
+
+def compile_seconds() -> float:
+    """How long this process has waited for kernels to be compiled so far."""
+    return sum(_compiling)
 
 
 def compile_kernel(name: str) -> bytes | None:
