@@ -1,4 +1,4 @@
-"""Recurrent layers and their networks in float64 NumPy, row by row: the specification that kernels and models are held to.
+"""Recurrent layers and their networks in float64 NumPy, row by row: what kernels and models are held to.
 
 Arrays are [rows, …]; a GGUF file goes into `logits`, which knows the six architectures with recurrent layers.
 """
@@ -30,7 +30,7 @@ def rms_norm(x: np.ndarray, eps: float, weight: np.ndarray | float = 1.0) -> np.
 
 
 def causal_conv(x: np.ndarray, taps: np.ndarray, bias: np.ndarray | float = 0.0) -> np.ndarray:
-    """Each channel's own convolution: x [rows, channels], taps [channels, kernel], the last tap meets the row itself."""
+    """Each channel's own convolution: x [rows, channels], taps [channels, kernel]; the last tap meets the row."""
     kernel = taps.shape[1]
     padded = np.concatenate([np.zeros((kernel - 1, x.shape[1])), x])
     return bias + sum(padded[i : i + len(x)] * taps[:, i] for i in range(kernel))
@@ -48,7 +48,7 @@ def selective_scan(
 
 
 def ssd_scan(x: np.ndarray, dt: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """Mamba-2 (Dao & Gu 2024): x [rows, heads, head_dim], dt [rows, heads], a, d [heads], b, c [rows, groups, state]."""
+    """Mamba-2 (Dao & Gu 2024): x [rows, heads, dim], dt [rows, heads], a, d [heads], b, c [rows, groups, state]."""
     n_rows, n_heads, head_dim = x.shape
     b, c = (np.repeat(v, n_heads // v.shape[1], axis=1) for v in (b, c))
     state, y = np.zeros((n_heads, head_dim, b.shape[2])), np.empty(x.shape)
@@ -60,7 +60,7 @@ def ssd_scan(x: np.ndarray, dt: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.
 
 
 def delta_rule(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """Gated delta rule (Yang et al. 2024): q, k [rows, heads, k_dim], v [rows, heads, v_dim], decay, beta [rows, heads]."""
+    """Gated delta rule (Yang et al. 2024): q, k [rows, heads, k_dim], v [… v_dim], decay, beta [rows, heads]."""
     n_rows, n_heads, k_dim = k.shape
     state, out = np.zeros((n_heads, k_dim, v.shape[2])), np.empty(v.shape)
     for t in range(n_rows):

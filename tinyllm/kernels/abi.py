@@ -77,6 +77,32 @@ ATTEND = Arguments(
     " pages scale softcap window_left window_right slopes sinks scratch scratch_stride partials max_partitions max_rows causal"
 )
 
+# Short causal convolution of each of n channels, over the runs of the step. `gate_in` and `gate_out` share x's stride.
+CONVOLVE = Arguments("runs n_runs n taps bias x x_stride gate_in gate_out y y_stride state")
+
+# Selective scan over n channels: x and y per channel, b and c per state.
+SELECTIVE_SCAN = Arguments("runs n_runs n n_state x x_stride dt dt_stride b c bc_stride a d z z_stride y y_stride state")
+
+# Scan of state space duality: heads of channels with one step size and decay each; x, b and c are columns of one matrix.
+HEAD_SCAN = Arguments(
+    "runs n_runs n_heads head_dim n_groups n_state x b c xbc_stride dt dt_stride dt_bias a d z z_stride y y_stride state"
+)
+
+# Gated delta rule. Value head j has key head j // key_div % n_key_heads, and its beta and alpha lie in groups.
+DELTA_RULE = Arguments(
+    "runs n_runs n_heads k_dim v_dim n_key_heads key_div q k v qkv_stride beta alpha gate_stride group group_bytes"
+    " a dt_bias y y_stride state"
+)
+
+# y = rms_norm(x) · weight · silu(gate) per segment of n.
+GATED_NORM = Arguments("n segments eps weight x x_stride gate gate_stride y y_stride")
+
+# x = x · sigmoid(gate) per segment of n.
+SIGMOID_GATE = Arguments("n segments x x_stride gate gate_stride gate_segment")
+
+# Words of a run, the rows of one sequence in a step: first row, rows, addresses of the state before and behind them.
+RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_BYTES = 0, 8, 16, 24, 32
+
 # Words of a row of the step: position, and address of its sequence's page table.
 ROW_POSITION, ROW_PAGES, ROW_BYTES = 0, 8, 16
 # Words of a block of rows of one sequence: first row, rows, first position, length of the sequence, page table.
@@ -102,3 +128,6 @@ class JOB:
 
 # Panels of 16 rows from the file's rows.
 PACK = Arguments("rows n_inputs row_bytes source panels panel_bytes tiles weights")
+
+# Chunks of memory to be read, or chunks of `vectors` vector operations; a vector per thread comes out.
+PROBE = Arguments("memory n_chunks chunk_bytes vectors result")

@@ -538,6 +538,45 @@ def sigmoid(builder, v):
     return builder.fdiv(one, builder.fadd(one, exp_ir(builder, builder.fneg(v))))
 
 
+# log(1 + r) on sqrt(1/2) ≤ 1 + r ≤ sqrt(2): the polynomial of the Cephes library (logf); relative error 1e-7.
+_LOG_POLYNOMIAL = (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
+    -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+
+
+def _log1p_ir(builder, u):
+    """log(1 + u) for 0 ≤ u ≤ 1, with a small relative error for tiny u too."""
+
+    def c(value):
+        return constant_ir(f32x16, float(np.float32(value)))
+
+    def fused(a, b, d):
+        return call_llvm(builder, "llvm.fmuladd.v16f32", f32x16.ir, a, b, d)
+
+    w = builder.fadd(u, c(1.0))
+    # What the sum has rounded away comes back as the first term of its series.
+    lost = builder.fdiv(builder.fsub(u, builder.fsub(w, c(1.0))), w)
+    halved = builder.fcmp_ordered(">", w, c(math.sqrt(2.0)))
+    m = builder.select(halved, builder.fmul(w, c(0.5)), w)
+    offset = builder.select(halved, c(math.log(2.0)), c(0.0))
+    r = builder.fsub(m, c(1.0))
+    p = c(_LOG_POLYNOMIAL[0])
+    for coefficient in _LOG_POLYNOMIAL[1:]:
+        p = fused(p, r, c(coefficient))
+    square = builder.fmul(r, r)
+    tail = fused(builder.fmul(square, r), p, builder.fmul(square, c(-0.5)))
+    return builder.fadd(builder.fadd(builder.fadd(r, tail), offset), lost)
+
+
+@operation(f32x16, f32x16)
+def softplus(builder, v):
+    """log(1 + e^v), as max(v, 0) + log(1 + e^-|v|)."""
+    zero = constant_ir(f32x16, 0.0)
+    decay = exp_ir(builder, builder.fneg(call_llvm(builder, "llvm.fabs.v16f32", f32x16.ir, v)))
+    return builder.fadd(builder.select(builder.fcmp_ordered(">", v, zero), v, zero), _log1p_ir(builder, decay))
+
+
 @operation(types.int64, types.int64)
 def opaque(builder, value):
     """The value, unknown to the optimizer: a loop up to it stays a loop, which keeps its order and its registers."""
