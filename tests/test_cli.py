@@ -100,6 +100,18 @@ class TestFrame:
         )
         assert done.stdout.endswith("[]\n"), done.stdout + done.stderr
 
+    def test_show_needs_no_numba(self, tmp_path: Path, model_file: Path) -> None:
+        code = (
+            f"import sys; sys.argv = ['tinyllm', 'show', {str(model_file)!r}]\n"
+            "from tinyllm_cli.main import main\n"
+            "try: main()\n"
+            "finally: print(sorted({'numba', 'llvmlite', 'pydantic', 'gguf', 'huggingface_hub'} & set(sys.modules)))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment(tmp_path)
+        )
+        assert done.stdout.endswith("[]\n"), done.stdout + done.stderr
+
     @pytest.mark.parametrize("name", LazyGroup.table)
     def test_every_command_exists(self, tinyllm, name: str) -> None:
         subcommand = LazyGroup.table[name]

@@ -7,7 +7,7 @@ kind is None.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -194,9 +194,14 @@ def _kv_values(tensors: Mapping[str, TensorInfo], n_kv_heads: int | list[int] | 
     return total
 
 
-def _layers_with_keys(tensors: Mapping[str, TensorInfo]) -> Iterator[int]:
-    matches = (re.match(r"blk\.(\d{1,9})\.attn_(k|qkv|kv_a_mqa)\.weight$", name) for name in tensors)
-    yield from {int(match[1]) for match in matches if match}
+def _layers_with_keys(tensors: Mapping[str, TensorInfo]) -> set[int]:
+    """Layers that keep keys and values: recurrent ones, whose q, k and v are one matrix as well, do not."""
+    found: dict[str, set[int]] = {"k": set(), "qkv": set(), "recurrent": set()}
+    for name in tensors:
+        if match := re.match(r"blk\.(\d{1,9})\.(attn_(?P<kind>k|qkv|kv_a_mqa)\.weight$|ssm_)", name):
+            kind = {None: "recurrent", "qkv": "qkv"}.get(match["kind"], "k")
+            found[kind].add(int(match[1]))
+    return found["k"] | (found["qkv"] - found["recurrent"])
 
 
 def _vocabulary_size(
