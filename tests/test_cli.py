@@ -14,7 +14,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from conftest import clean_environment
+from conftest import clean_environment, reference_dir
 
 from tinyllm import store
 from tinyllm.model_info import FILE_TYPES, component_of
@@ -436,6 +436,24 @@ class TestShow:
     )
     def test_components(self, name: str, component: str) -> None:
         assert component_of(name) == component
+
+    @pytest.mark.shared
+    @pytest.mark.parametrize(
+        ("name", "numbers"),
+        # layers with keys · KV heads · (key + value size)
+        [
+            ("llama", 2 * 2 * 64),
+            ("qwen3next", 1 * 2 * 64),
+            ("lfm2", 1 * 2 * 64),
+            ("mamba", 0),
+            ("bert", 0),
+            ("phi3", 2 * 2 * 64),
+        ],
+    )
+    def test_kv_cache_of_architectures(self, tinyllm, name: str, numbers: int) -> None:
+        (path,) = (reference_dir() / "conformance").rglob(f"{name}.gguf")
+        answer = json.loads(tinyllm("show", path, "-c", "100", "--json").stdout)
+        assert answer["memory"]["kv_bytes"] == numbers * 100 * 2
 
     def test_file_types_are_ggufs(self) -> None:
         named = {value.value: value.name.removeprefix("MOSTLY_").removeprefix("ALL_") for value in gguf.LlamaFileType}
