@@ -117,6 +117,11 @@ class Plan:
     def set_rows(self, n_rows: int, n_out: int) -> None:
         self._counters[0], self._counters[8] = n_rows, n_out
 
+    @property
+    def step_rows(self) -> tuple[int, int]:
+        """Rows of the step, and rows whose logits are wanted, as last set."""
+        return int(self._counters[0]), int(self._counters[8])
+
     def layer(self, index: int | None) -> None:
         """Ops recorded from here on belong to this layer."""
         self._layer = index
