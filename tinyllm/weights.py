@@ -17,6 +17,7 @@ from .kernels import abi
 from .kernels.dequantize import decode
 from .kernels.formats import PANEL_ROWS, Tile, tile_of
 from .kernels.jit import kernel_addresses
+from .kernels.pack import kernel_of, pack_with_codes
 from .team import Team
 
 
@@ -148,9 +149,11 @@ class Weights:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             arena.madvise(mmap.MADV_HUGEPAGE)
         self._arena = arena
-        address = np.frombuffer(arena, np.uint8).ctypes.data
+        memory = np.frombuffer(arena, np.uint8)
+        address = memory.ctypes.data
         address += -address % (2 << 20)
-        kernels = kernel_addresses({f"pack.pack:{part.type.name}" for m in self._matrices for part in m.parts})
+        packers = {part.type.name: kernel_of(part.type.name) for m in self._matrices for part in m.parts}
+        kernels = kernel_addresses(packer for packer in packers.values() if packer is not None)
         two_rows = np.array([2], np.int64)
         for matrix, size in zip(self._matrices, sizes, strict=True):
             matrix.address = address
@@ -158,6 +161,14 @@ class Weights:
             for part in matrix.parts:
                 n_outputs = part.shape[0]
                 panels = -(-n_outputs // PANEL_ROWS)
+                packer = packers[part.type.name]
+                if packer is None:
+                    start = target - memory.ctypes.data
+                    packed = memory[start : start + panels * matrix.panel_bytes]
+                    pack_with_codes(part.type.name, part.data.reshape(n_outputs, -1), matrix.n_inputs, packed)
+                    part.release()
+                    target += panels * matrix.panel_bytes
+                    continue
                 arguments = np.array(
                     abi.PACK.pack(
                         n_rows=two_rows.ctypes.data, rows=n_outputs, n_inputs=matrix.n_inputs, row_bytes=part.row_bytes,
@@ -166,7 +177,7 @@ class Weights:
                     ),
                     np.int64,
                 )
-                kernel = kernels[f"pack.pack:{part.type.name}"]
+                kernel = kernels[packer]
                 team.run(np.array([[kernel, kernel, arguments.ctypes.data, two_rows.ctypes.data]], np.int64))
                 part.release()
                 target += panels * matrix.panel_bytes

@@ -46,7 +46,7 @@ RECORD = 64
 RECORD_SCALE = 32  # f32: scale
 RECORD_SUMS = 36  # f32 x 2: scale · Σ codes of each half
 RECORD_SUM = 44  # f32: scale · Σ codes
-RECORD_NEGATIVE = 48  # i32 x 3: −Σ codes of each half, then of all
+RECORD_NEGATIVE = 48  # 3 words: −Σ codes of each half, then of all, as `dot.negative_sums` writes them
 
 # y[row] (+)= scale · (W x + bias)
 LINEAR = Arguments(

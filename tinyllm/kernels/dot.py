@@ -1,109 +1,89 @@
 """The int8 dot product, lowered to what the CPU has: unsigned or signed weight codes times signed activations.
 
-A kernel opens a partial sum per row (16 lanes), adds products of 4 inputs at a time with `dot`, and closes it with
-`fold`, which adds the partial sum to an int32 vector. Where the hardware sums pairs in 16 bits (`pmaddubsw`), a partial
-sum may hold only so many products before it overflows: `groups_per_fold(bits)` says how many.
+A kernel starts a total (int32) for each scale and a partial sum for each fold, adds products of 4 inputs at a time to
+the partial sum, and folds it into the total. Where the hardware sums pairs in 16 bits (`pmaddubsw`), a fold is as long
+as nothing overflows. The zero of the codes costs nothing, because the sums start at −zero · Σ activations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import llvmlite.ir as ir
+from numba import types
 
 from .simd import (
     TARGET,
     Vector,
+    by_register,
     call_llvm,
     constant_ir,
     i8x64,
     i16x32,
     i32x16,
+    load_ir,
     operation,
+    reduce_ir,
+    splat_ir,
 )
 
 _MADD = TARGET.dot in ("avx2_madd", "avx512_madd")
-_REGISTER_BYTES = {"avx512_vnni": 64, "avx512_madd": 64, "avx_vnni": 32, "avx2_madd": 32, "neon_dotprod": 16}
 
 # On these targets the products of unsigned codes below 128 fit the signed instruction; 8-bit codes are kept signed.
 SIGNED_BYTES = TARGET.dot != "avx512_vnni" and TARGET.dot != "avx_vnni"
 
-
-def groups_per_fold(bits: int) -> int:
-    """How many groups of 4 inputs a partial sum holds, of the 8 in a block of 32, for weight codes of `bits` bits.
-
-    With |x| ≤ 127 a pair of products is at most 2·127·(2^bits − 1), and 16 bits hold 32767.
-    """
-    if not _MADD:
-        return 8
-    if bits == 8:
-        return 1
-    fitting = 32767 // (2 * 127 * (2**bits - 1))
-    return max(n for n in (1, 2, 4, 8) if n <= max(fitting, 1))
-
-
-def partial_type(bits: int) -> Vector:
-    return i16x32 if _MADD and bits < 8 else i32x16
-
-
-def _split(builder, value: ir.Value, parts: int) -> list[ir.Value]:
-    width = value.type.count // parts
-    undefined = ir.Constant(value.type, ir.Undefined)
-    index = ir.VectorType(ir.IntType(32), width)
-    return [
-        builder.shuffle_vector(value, undefined, ir.Constant(index, list(range(i * width, (i + 1) * width))))
-        for i in range(parts)
-    ]
-
-
-def _join(builder, values: list[ir.Value]) -> ir.Value:
-    while len(values) > 1:
-        width = values[0].type.count
-        index = ir.Constant(ir.VectorType(ir.IntType(32), 2 * width), list(range(2 * width)))
-        values = [builder.shuffle_vector(a, b, index) for a, b in zip(values[::2], values[1::2], strict=True)]
-    return values[0]
-
-
-def _by_register(builder, emit, *values: ir.Value) -> ir.Value:
-    """Apply `emit` to each register-sized part of the values and put the results together."""
-    parts = 64 // _REGISTER_BYTES[TARGET.dot]
-    if parts == 1:
-        return emit(*values)
-    return _join(builder, [emit(*p) for p in zip(*(_split(builder, v, parts) for v in values), strict=True)])
+_MAX_ACTIVATION = 127
+_MAX_I16 = 32767
 
 
 def _maddubs(builder, unsigned, signed):
     """pmaddubsw: 64 bytes to 32 int16, adjacent products summed with saturation."""
-    wide = _REGISTER_BYTES[TARGET.dot] == 64
+    wide = TARGET.register_bytes == 64
     name = "llvm.x86.avx512.pmaddubs.w.512" if wide else "llvm.x86.avx2.pmadd.ub.sw"
     result = ir.VectorType(ir.IntType(16), 32 if wide else 16)
-    return _by_register(builder, lambda u, s: call_llvm(builder, name, result, u, s), unsigned, signed)
+    return by_register(builder, lambda u, s: call_llvm(builder, name, result, u, s), unsigned, signed)
 
 
-def _pairs_to_i32(builder, v):
-    """pmaddwd by ones: 32 int16 to 16 int32, adjacent values summed."""
-    wide = _REGISTER_BYTES[TARGET.dot] == 64
+def _pairs_to_i32(builder, v, factor=1):
+    """pmaddwd: 32 int16 to 16 int32, adjacent values summed and multiplied."""
+    wide = TARGET.register_bytes == 64
     name = "llvm.x86.avx512.pmaddw.d.512" if wide else "llvm.x86.avx2.pmadd.wd"
     result = ir.VectorType(ir.IntType(32), 16 if wide else 8)
-    ones = constant_ir(i16x32, 1)
-    return _by_register(builder, lambda a, b: call_llvm(builder, name, result, a, b), v, ones)
+    factors = constant_ir(i16x32, factor)
+    return by_register(builder, lambda a, b: call_llvm(builder, name, result, a, b), v, factors)
+
+
+def _move_sign(builder, weights, activations):
+    """pmaddubsw wants unsigned by signed: |w| and x with the sign of w. |w| ≤ 128, |x| ≤ 127 keep a pair in 16 bits."""
+    magnitude = call_llvm(builder, "llvm.abs.v64i8", i8x64.ir, weights, ir.Constant(ir.IntType(1), 0))
+
+    def psign(x, w):
+        if TARGET.register_bytes == 64:
+            negative = builder.icmp_signed("<", w, ir.Constant(w.type, [0] * w.type.count))
+            return builder.select(negative, builder.neg(x), x)
+        return call_llvm(builder, "llvm.x86.avx2.psign.b", x.type, x, w)
+
+    return magnitude, by_register(builder, psign, activations, weights)
 
 
 def _dpbusd(builder, acc, unsigned, signed):
     """vpdpbusd: int32 lanes plus four products each of unsigned by signed bytes."""
-    lanes = _REGISTER_BYTES[TARGET.dot] // 4
+    lanes = TARGET.register_bytes // 4
     result = ir.VectorType(ir.IntType(32), lanes)
     name = f"llvm.x86.avx512.vpdpbusd.{lanes * 32}"
 
     def emit(a, u, s):
         return call_llvm(builder, name, result, a, builder.bitcast(u, result), builder.bitcast(s, result))
 
-    return _by_register(builder, emit, acc, unsigned, signed)
+    return by_register(builder, emit, acc, unsigned, signed)
 
 
 def _sdot(builder, acc, a, b):
     """NEON sdot: int32 lanes plus four products each of signed bytes."""
     result = ir.VectorType(ir.IntType(32), 4)
     name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-    return _by_register(builder, lambda s, x, y: call_llvm(builder, name, result, s, x, y), acc, a, b)
+    return by_register(builder, lambda s, x, y: call_llvm(builder, name, result, s, x, y), acc, a, b)
 
 
 def _generic_dot(builder, acc, weights, activations, weights_signed: bool):
@@ -118,13 +98,75 @@ def _generic_dot(builder, acc, weights, activations, weights_signed: bool):
     return acc
 
 
-def make_dot(bits: int):
-    """(zero, dot, fold) for weight codes of `bits` bits; 8-bit codes are signed where SIGNED_BYTES says so."""
-    partial = partial_type(bits)
+@operation(types.int64, i32x16)
+def negative_sums(builder, codes):
+    """The word that the starts read, for 64 bytes of activations' codes, one to a lane: −Σ codes.
 
-    @operation(partial)
-    def zero(builder):
-        return constant_ir(partial, 0)
+    As int32, or where pairs are summed in 16 bits, as two int16 that add up to it: of the inputs that `pmaddubsw` puts
+    into even and into odd lanes.
+    """
+    if not _MADD:
+        return builder.sext(reduce_ir(builder, builder.neg(codes), builder.add), ir.IntType(64))
+    quads = reduce_ir(builder, builder.neg(codes), builder.add, lanes=4)
+    a, b, c, d = (builder.extract_element(quads, ir.IntType(32)(lane)) for lane in range(4))
+    even = builder.and_(builder.add(a, b), ir.IntType(32)(0xFFFF))
+    odd = builder.shl(builder.add(c, d), ir.IntType(32)(16))
+    return builder.zext(builder.or_(even, odd), ir.IntType(64))
+
+
+@dataclass(frozen=True)
+class Dot:
+    """The steps of a dot product; `groups_per_fold` groups of 4 inputs go into a partial sum.
+
+    start_total(address of negative_sums' word) -> i32x16, start_partial likewise; dot(partial, codes, activations);
+    fold(total, partial) -> i32x16.
+    """
+
+    groups_per_fold: int
+    start_total: Callable
+    start_partial: Callable
+    dot: Callable
+    fold: Callable
+
+
+def _groups_per_fold(groups: int, highest: int, zero: int) -> int:
+    """How many of the `groups` of a scale a 16-bit partial sum holds.
+
+    A lane takes two products of each group. If it takes all groups it starts at −zero · Σ x, and then never leaves
+    ± max(zero, highest − zero) · Σ |x|.
+    """
+    fitting = _MAX_I16 // (2 * _MAX_ACTIVATION)
+    if max(zero, highest - zero) * groups <= fitting:
+        return groups
+    return max((n for n in (1, 2, 4) if n < groups and highest * n <= fitting), default=0)
+
+
+def make_dot(bits: int, highest: int, zero: int, groups: int) -> Dot:
+    """The dot product for weight codes of `bits` bits, at most `highest`, and scales of `groups` groups of 4 inputs.
+
+    8-bit codes are signed where SIGNED_BYTES says so, and then have no zero.
+    """
+    fold_groups = _groups_per_fold(groups, highest, zero) if _MADD and bits < 8 else groups
+    partial = i16x32 if _MADD and bits < 8 and fold_groups > 1 else i32x16
+    if partial is i32x16:
+        fold_groups = groups
+    starts_partial = fold_groups == groups
+
+    def start(vector: Vector, used: bool):
+        @operation(vector, types.int64)
+        def start(builder, negative_at):
+            """−zero · Σ activations, or zeros if that is where the other sum starts."""
+            if zero == 0 or not used:
+                return constant_ir(vector, 0)
+            words = splat_ir(builder, load_ir(builder, negative_at, ir.IntType(32)), 16)
+            if not _MADD:
+                return builder.mul(words, constant_ir(i32x16, zero))
+            pairs = builder.bitcast(words, i16x32.ir)
+            if vector is i16x32:
+                return builder.mul(pairs, constant_ir(i16x32, zero))
+            return _pairs_to_i32(builder, pairs, zero)
+
+        return start
 
     @operation(partial, partial, i8x64, i8x64)
     def dot(builder, acc, weights, activations):
@@ -135,27 +177,15 @@ def make_dot(bits: int):
             return _sdot(builder, acc, weights, activations)
         if TARGET.dot == "generic":
             return _generic_dot(builder, acc, weights, activations, weights_signed=bits == 8)
-        if bits < 8:
+        if partial is i16x32:
             return builder.add(acc, _maddubs(builder, weights, activations))
-        # pmaddubsw wants unsigned by signed: move the weight's sign over to the activation. |w| ≤ 128 and |x| ≤ 127
-        # keep a pair within 16 bits.
-        magnitude = call_llvm(builder, "llvm.abs.v64i8", i8x64.ir, weights, ir.Constant(ir.IntType(1), 0))
-
-        def psign(x, w):
-            wide = _REGISTER_BYTES[TARGET.dot] == 64
-            if wide:
-                negative = builder.icmp_signed("<", w, ir.Constant(w.type, [0] * w.type.count))
-                return builder.select(negative, builder.neg(x), x)
-            return call_llvm(builder, "llvm.x86.avx2.psign.b", x.type, x, w)
-
-        moved = _by_register(builder, psign, activations, weights)
-        return builder.add(acc, _pairs_to_i32(builder, _maddubs(builder, magnitude, moved)))
+        if bits == 8:
+            weights, activations = _move_sign(builder, weights, activations)
+        return builder.add(acc, _pairs_to_i32(builder, _maddubs(builder, weights, activations)))
 
     @operation(i32x16, i32x16, partial)
     def fold(builder, total, acc):
         """total + the partial sums as int32."""
-        if partial is i16x32:
-            acc = _pairs_to_i32(builder, acc)
-        return builder.add(total, acc)
+        return builder.add(total, _pairs_to_i32(builder, acc) if partial is i16x32 else acc)
 
-    return zero, dot, fold
+    return Dot(fold_groups, start(i32x16, not starts_partial), start(partial, starts_partial), dot, fold)

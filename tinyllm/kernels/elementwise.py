@@ -11,9 +11,11 @@ from collections.abc import Callable
 import numpy as np
 
 from .abi import GATED, GATHER, NORM, QUANTIZE, RECORD, RECORD_NEGATIVE, RECORD_SCALE, RECORD_SUM, RECORD_SUMS
+from .dot import negative_sums
 from .simd import (
     absolute,
     add,
+    add_i32,
     atomic_add,
     fma,
     keep_first,
@@ -76,9 +78,9 @@ def quantize_block(low, high, record):
     store_f32(record + RECORD_SUMS, scale * sum_low)
     store_f32(record + RECORD_SUMS + 4, scale * sum_high)
     store_f32(record + RECORD_SUM, scale * (sum_low + sum_high))
-    store_i32(record + RECORD_NEGATIVE, -sum_low)
-    store_i32(record + RECORD_NEGATIVE + 4, -sum_high)
-    store_i32(record + RECORD_NEGATIVE + 8, -(sum_low + sum_high))
+    store_i32(record + RECORD_NEGATIVE, negative_sums(codes_low))
+    store_i32(record + RECORD_NEGATIVE + 4, negative_sums(codes_high))
+    store_i32(record + RECORD_NEGATIVE + 8, negative_sums(add_i32(codes_low, codes_high)))
 
 
 def quantize(args, thread, n_threads):

@@ -1,7 +1,7 @@
 """The tile layout of each weight format: what a panel of 16 output rows looks like in memory, without Numba.
 
-A tile holds one block of 32 inputs, or a super-block of 8 of them, for 16 rows: vectors of 64 bytes with 4 consecutive
-inputs of each row, then the rows' scales (and minima). `unpack.py` has the step that reads them.
+A tile holds a block of 32 inputs, or a super-block of 8 of them, for 16 rows: vectors of 64 bytes with the codes of 4
+consecutive inputs of each row, then the rows' integer scales and minima, then their float scales and minima.
 """
 
 from __future__ import annotations
@@ -9,31 +9,72 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import UnsupportedModelError
+from .dequantize import BLOCK_FORMATS
 
 PANEL_ROWS = 16
 BLOCK = 32
 
+SCALE_BYTES = {"f32": 4, "f16": 2, "e8m0": 1, "ue4m3": 1}
+
 
 @dataclass(frozen=True)
 class Tile:
-    """Geometry of a tile.
+    """Geometry of a tile: value = scale · (code − zero) + minimum, or scale · levels[code] + minimum.
 
-    `bits`: width of the unsigned codes (8: signed bytes). `zero`: constant subtracted from each code.
-    `blocks`: blocks of 32 inputs per tile. `halves`: 2 where scales belong to 16 inputs. `minimum`: a true offset exists.
-    `bytes`: size for 16 rows. Float tiles have `bits` 16 or 32 and no scales.
+    scale is a float, or `gain` times a float for the whole tile times an integer for each block or half; minimum
+    likewise, without a gain.
     """
 
     name: str
     bits: int
-    zero: int
-    blocks: int
-    halves: int
-    minimum: bool
-    bytes: int
+    """Width of the stored codes; 8: signed bytes, 16 and 32: floats without scales."""
+    zero: int = 0
+    levels: tuple[int, ...] = ()
+    blocks: int = 1
+    """Blocks of 32 inputs in a tile."""
+    halves: int = 1
+    """2 where scales belong to 16 inputs."""
+    minimum: bool = False
+    scale: str = "f16"
+    """Type of the float scales and minima: a key of SCALE_BYTES."""
+    integers: str | None = None
+    """Type of the integer scales and minima: i8, u8, or u4 (a byte holds the scale and, above it, the minimum)."""
+    gain: float = 1.0
 
     @property
     def is_float(self) -> bool:
         return self.bits >= 16
+
+    @property
+    def code_bytes(self) -> int:
+        """Size of a block's codes."""
+        return PANEL_ROWS * BLOCK * self.bits // 8
+
+    @property
+    def integers_at(self) -> int:
+        """Offset of the integer scales: 16 bytes for each half of each block."""
+        return self.blocks * self.code_bytes
+
+    @property
+    def integer_minima_at(self) -> int:
+        return self.integers_at + (0 if self.integers == "u4" else self._integer_bytes)
+
+    @property
+    def scales_at(self) -> int:
+        """Offset of the 16 float scales, for each half if there are no integer scales."""
+        last = self.integer_minima_at if self.minimum else self.integers_at
+        return last + self._integer_bytes
+
+    @property
+    def minima_at(self) -> int:
+        return self.scales_at + self._float_bytes
+
+    @property
+    def bytes(self) -> int:
+        """Size of a tile, that is of 16 rows."""
+        if self.is_float:
+            return self.code_bytes
+        return self.minima_at + (self._float_bytes if self.minimum else 0)
 
     @property
     def bits_per_weight(self) -> float:
@@ -43,22 +84,101 @@ class Tile:
         """Bytes of 16 rows; the last tile is padded with zeros."""
         return -(-n_inputs // (BLOCK * self.blocks)) * self.bytes
 
+    @property
+    def _integer_bytes(self) -> int:
+        return PANEL_ROWS * self.blocks * self.halves if self.integers else 0
+
+    @property
+    def _float_bytes(self) -> int:
+        return PANEL_ROWS * SCALE_BYTES[self.scale] * (1 if self.integers else self.halves)
+
+
+def _with_levels(name: str, bits: int, **layout) -> Tile:
+    """The tile of a format whose codes are numbers of levels."""
+    form = BLOCK_FORMATS[name]
+    return Tile(name, bits, levels=form.levels, gain=form.gain, **layout)
+
 
 TILES = {
     tile.name: tile
     for tile in (
-        Tile("F32", 32, 0, 1, 1, False, 2048),
-        Tile("F16", 16, 0, 1, 1, False, 1024),
-        Tile("BF16", 16, 0, 1, 1, False, 1024),
-        Tile("Q8_0", 8, 0, 1, 1, False, 512 + 32),
-        Tile("Q4_0", 4, 8, 1, 1, False, 256 + 32),
-        Tile("Q4_1", 4, 0, 1, 1, True, 256 + 64),
+        Tile("F32", 32),
+        Tile("F16", 16),
+        Tile("BF16", 16),
+        Tile("Q8_0", 8),
+        Tile("Q8_K", 8, scale="f32", blocks=8),
+        Tile("Q4_0", 4, zero=8),
+        Tile("Q4_1", 4, minimum=True),
+        Tile("Q5_0", 5, zero=16),
+        Tile("Q5_1", 5, minimum=True),
+        Tile("Q2_0", 2, zero=1),
+        Tile("TQ2_0", 2, zero=1, blocks=8),
+        Tile("Q2_K", 2, blocks=8, halves=2, minimum=True, integers="u4"),
+        Tile("Q3_K", 3, zero=4, blocks=8, halves=2, integers="i8"),
+        Tile("Q4_K", 4, blocks=8, minimum=True, integers="u8"),
+        Tile("Q5_K", 5, blocks=8, minimum=True, integers="u8"),
+        Tile("Q6_K", 6, zero=32, blocks=8, halves=2, integers="i8"),
+        _with_levels("MXFP4", 4, scale="e8m0"),
+        _with_levels("NVFP4", 4, scale="ue4m3", halves=2),
+        _with_levels("IQ4_NL", 4),
+        _with_levels("IQ4_XS", 4, blocks=8, integers="i8"),
+        _with_levels("IQ3_S", 4, blocks=8, integers="u8"),
+        _with_levels("IQ3_XXS", 4, blocks=8, integers="u8"),
+        _with_levels("IQ2_S", 3, blocks=8, halves=2, integers="u8"),
+        _with_levels("IQ2_XXS", 3, blocks=8, integers="u8"),
+        _with_levels("IQ1_S", 3, blocks=8, integers="u8"),
+        _with_levels("IQ1_M", 3, blocks=8, halves=2, integers="u8"),
     )
 }
+
+# File types that share the tile of another.
+_TILE_OF = {"Q8_1": "Q8_0", "Q1_0": "Q2_0", "TQ1_0": "TQ2_0", "IQ2_XS": "IQ2_S"}
+TILE_OF = {name: TILES[_TILE_OF.get(name, name)] for name in ("F32", "F16", "BF16", *BLOCK_FORMATS)}
 
 
 def tile_of(type_name: str) -> Tile:
     """The tile that holds tensors of a file's type. Raises UnsupportedModelError if none does."""
-    if type_name not in TILES:
-        raise UnsupportedModelError(f"weights of type {type_name} cannot be multiplied; use a file of another quantization")
-    return TILES[type_name]
+    if type_name not in TILE_OF:
+        message = f"weights of type {type_name} cannot be multiplied; use a file of another quantization"
+        raise UnsupportedModelError(message)
+    return TILE_OF[type_name]
+
+
+# Where the codes of a block lie in its vectors of 64 bytes, by their width: for each of the 8 groups of 4 inputs, its
+# fields (vector, shift, mask). A code is its fields, shifted right and masked, put together. Codes stay whole as far as
+# possible, for the lowest ones in a byte cost one operation; the bits above them make up the remaining groups.
+FIELDS = {
+    2: tuple(((group // 4, 2 * (group % 4), 3),) for group in range(8)),
+    3: (
+        ((0, 0, 7),),
+        ((0, 3, 7),),
+        ((0, 6, 3), (1, 1, 4)),
+        ((1, 0, 7),),
+        ((2, 0, 7),),
+        ((2, 3, 7),),
+        ((2, 6, 3), (1, 5, 4)),
+        ((1, 4, 7),),
+    ),
+    4: tuple(((group % 4, group // 4 * 4, 15),) for group in range(8)),
+    5: (
+        ((0, 0, 31),),
+        ((1, 0, 31),),
+        ((0, 5, 7), (1, 2, 24)),
+        ((2, 0, 31),),
+        ((3, 0, 31),),
+        ((2, 5, 7), (3, 2, 24)),
+        ((4, 0, 31),),
+        ((4, 5, 7), (1, 4, 8), (3, 3, 16)),
+    ),
+    6: (
+        ((0, 0, 63),),
+        ((1, 0, 63),),
+        ((2, 0, 63),),
+        ((0, 6, 3), (1, 4, 12), (2, 2, 48)),
+        ((3, 0, 63),),
+        ((4, 0, 63),),
+        ((5, 0, 63),),
+        ((3, 6, 3), (4, 4, 12), (5, 2, 48)),
+    ),
+    8: tuple(((group, 0, 255),) for group in range(8)),
+}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .abi import LINEAR, RECORD, RECORD_NEGATIVE, RECORD_SCALE, RECORD_SUM, RECORD_SUMS
-from .dot import groups_per_fold, make_dot
+from .dot import make_dot
 from .formats import TILES
 from .simd import (
     TARGET,
@@ -17,7 +17,6 @@ from .simd import (
     atomic_add,
     broadcast4,
     broadcast_f32,
-    broadcast_i32,
     fma,
     load_f32,
     load_f32x16,
@@ -25,16 +24,14 @@ from .simd import (
     load_i64,
     mul,
     opaque,
-    shift_left_i32,
     splat_f32,
     store_f32x16,
     store_i8x64,
     to_f32,
     zero_f32,
-    zero_i32,
 )
-from .specialize import specialize, static
-from .unpack import UNPACK, UNPACK_FLOAT, inline
+from .specialize import inline, specialize, static
+from .unpack import UNPACK, UNPACK_FLOAT
 
 # Tokens whose accumulators are held in registers at a time; chosen by measurement.
 GEMM_WIDTHS = (12, 4, 1) if TARGET.wide_registers else (4, 1)
@@ -81,20 +78,15 @@ def gemv(args, thread, n_threads):
                     codes_at = tile + block * CODE_STRIDE
                     factor = broadcast_f32(record + SCALE)
                     for half in static(range(HALVES)):
-                        if static(ZERO_SHIFT >= 0):
-                            negative = broadcast_i32(record + static(NEGATIVE[half] if HALVES == 2 else NEGATIVE[2]))
-                            total = shift_left_i32(negative, ZERO_SHIFT)
-                        else:
-                            total = zero_i32()
-                        for fold_index in static(range(8 // HALVES // FOLD)):
-                            partial = dot_zero()
-                            for i in static(range(FOLD)):
-                                group = static(half * 8 // HALVES + fold_index * FOLD + i)
-                                partial = dot(partial, codes(codes_at, group), broadcast4(record + 4 * group))
+                        total = start_total(record + static(NEGATIVE[half]))
+                        for groups in static(FOLDS[half]):
+                            partial = start_partial(record + static(NEGATIVE[half]))
+                            for group in static(groups):
+                                partial = dot(partial, codes[group](codes_at), broadcast4(record + 4 * group))
                             total = dot_fold(total, partial)
                         acc = fma(mul(scale(tile, block, half), factor), to_f32(total), acc)
                         if static(MINIMUM):
-                            sums = broadcast_f32(record + static(SUMS[half] if HALVES == 2 else SUMS[2]))
+                            sums = broadcast_f32(record + static(SUMS[half]))
                             acc = fma(minimum(tile, block, half), sums, acc)
                     record += RECORD
                 tile += TILE_BYTES
@@ -121,7 +113,7 @@ def gemm(args, thread, n_threads):
     accumulate = load_i64(args + static(A.accumulate))
     out_scale = load_f32(args + static(A.scale))
     unpacked = load_i64(args + static(A.scratch)) + thread * load_i64(args + static(A.scratch_stride))
-    fold = opaque(FOLD)
+    fold = opaque(static(len(FOLDS[0][0])))
     sums_at = unpacked + static(CHUNK_BLOCKS * UNPACKED)
     while True:
         first = atomic_add(args, grain)
@@ -140,7 +132,7 @@ def gemm(args, thread, n_threads):
                         for block in range(BLOCKS):
                             codes_at = tile + block * CODE_STRIDE
                             for group in static(range(8)):
-                                store_i8x64(out + 64 * group, codes(codes_at, group))
+                                store_i8x64(out + 64 * group, codes[group](codes_at))
                             for half in static(range(HALVES)):
                                 store_f32x16(out + static(512 + 64 * half), scale(tile, block, half))
                                 if static(MINIMUM):
@@ -166,23 +158,16 @@ def gemm(args, thread, n_threads):
                             for _ in range(n_blocks):
                                 for half in static(range(HALVES)):
                                     for t in static(range(width)):
-                                        if static(ZERO_SHIFT >= 0):
-                                            negative = broadcast_i32(
-                                                record[t] + static(NEGATIVE[half] if HALVES == 2 else NEGATIVE[2])
-                                            )
-                                            total[t] = shift_left_i32(negative, ZERO_SHIFT)
-                                        else:
-                                            total[t] = zero_i32()
-                                    for fold_index in static(range(8 // HALVES // FOLD)):
+                                        total[t] = start_total(record[t] + static(NEGATIVE[half]))
+                                    for groups in static(FOLDS[half]):
                                         for t in static(range(width)):
-                                            partial[t] = dot_zero()
-                                        group = static(half * 8 // HALVES + fold_index * FOLD)
+                                            partial[t] = start_partial(record[t] + static(NEGATIVE[half]))
                                         for i in range(fold):
-                                            weight_codes = load_i8x64(w + 64 * (group + i))
+                                            at = static(groups[0]) + i
+                                            weight_codes = load_i8x64(w + 64 * at)
                                             for t in static(range(width)):
-                                                partial[t] = dot(
-                                                    partial[t], weight_codes, broadcast4(record[t] + 4 * (group + i))
-                                                )
+                                                inputs = broadcast4(record[t] + 4 * at)
+                                                partial[t] = dot(partial[t], weight_codes, inputs)
                                         for t in static(range(width)):
                                             total[t] = dot_fold(total[t], partial[t])
                                     weight_scale = load_f32x16(w + static(512 + 64 * half))
@@ -192,9 +177,7 @@ def gemm(args, thread, n_threads):
                                     if static(MINIMUM):
                                         weight_minimum = load_f32x16(w + static(512 + 64 * (HALVES + half)))
                                         for t in static(range(width)):
-                                            sums = broadcast_f32(
-                                                record[t] + static(SUMS[half] if HALVES == 2 else SUMS[2])
-                                            )
+                                            sums = broadcast_f32(record[t] + static(SUMS[half]))
                                             acc[t] = fma(weight_minimum, sums, acc[t])
                                 for t in static(range(width)):
                                     record[t] += RECORD
@@ -256,32 +239,35 @@ def gemv_float(args, thread, n_threads):
 def _quantized_parameters(name: str) -> dict:
     unpack = UNPACK[name]
     tile = unpack.tile
-    dot_zero, dot, dot_fold = make_dot(tile.bits)
     halves = tile.halves
+    dot = make_dot(unpack.bits, unpack.highest, unpack.zero, 8 // halves)
+    groups, fold = 8 // halves, dot.groups_per_fold
+    # The groups of 4 inputs in each partial sum of each half.
+    folds = [[range(i, i + fold) for i in range(half * groups, (half + 1) * groups, fold)] for half in range(halves)]
     return {
         "A": LINEAR,
         "RECORD": RECORD,
         "SCALE": RECORD_SCALE,
-        "NEGATIVE": (RECORD_NEGATIVE, RECORD_NEGATIVE + 4, RECORD_NEGATIVE + 8),
-        "SUMS": (RECORD_SUMS, RECORD_SUMS + 4, RECORD_SUM),
+        "NEGATIVE": (RECORD_NEGATIVE, RECORD_NEGATIVE + 4) if halves == 2 else (RECORD_NEGATIVE + 8,),
+        "SUMS": (RECORD_SUMS, RECORD_SUMS + 4) if halves == 2 else (RECORD_SUM,),
         "BLOCKS": tile.blocks,
         "HALVES": halves,
         "MINIMUM": tile.minimum,
         "TILE_BYTES": tile.bytes,
-        "CODE_STRIDE": unpack.code_stride,
-        "ZERO_SHIFT": unpack.zero.bit_length() - 1,
-        "FOLD": min(groups_per_fold(tile.bits), 8 // halves),
+        "CODE_STRIDE": tile.code_bytes,
+        "FOLDS": folds,
         "CHUNK_BLOCKS": CHUNK_BLOCKS,
         "CHUNK_TILES": CHUNK_BLOCKS // tile.blocks,
         "CHUNK_TOKENS": CHUNK_TOKENS,
         "UNPACKED": unpacked_bytes(name),
         "WIDTHS": GEMM_WIDTHS,
-        "codes": unpack.codes,
+        **{f"codes_{group}": codes for group, codes in enumerate(unpack.codes)},
         "scale": unpack.scale,
         "minimum": unpack.minimum,
-        "dot_zero": dot_zero,
-        "dot": dot,
-        "dot_fold": dot_fold,
+        "start_total": dot.start_total,
+        "start_partial": dot.start_partial,
+        "dot": dot.dot,
+        "dot_fold": dot.fold,
     }
 
 

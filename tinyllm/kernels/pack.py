@@ -1,114 +1,104 @@
-"""Repacks weights from the file's rows of blocks into panels of 16 rows (see `formats.py`), one kernel per file format.
+"""Repacks weights from the file's rows of blocks into panels of 16 rows (see `formats.py`), without Numba.
 
-Rows behind the last one stay zero: the memory comes zeroed, and a scale of zero makes a row of zeros.
+Types that many files use have a compiled kernel each (`pack_blocks.py`), the others go through `dequantize.codes`. Rows
+behind the last one stay zero: the memory comes zeroed, and a scale of zero makes a row of zeros.
 """
 
 from __future__ import annotations
 
-from .abi import PACK
-from .simd import atomic_add, load_i64, load_u16, load_u32, store_i32, store_u16
-from .specialize import specialize, static
-from .unpack import inline
+from functools import cache
 
+import numpy as np
 
-def pack_blocks(args, thread, n_threads):
-    """Panels of a quantized matrix: `pack_block(source, tile, row)` moves one block of one row to its places."""
-    rows = load_i64(args + static(A.rows))
-    row_bytes = load_i64(args + static(A.row_bytes))
-    source = load_i64(args + static(A.source))
-    panels = load_i64(args + static(A.panels))
-    panel_bytes = load_i64(args + static(A.panel_bytes))
-    tiles = load_i64(args + static(A.tiles))
-    weights = load_i64(args + static(A.weights))
-    while True:
-        panel = atomic_add(args, 1)
-        if panel >= panels:
-            break
-        for row in range(min(16, rows - panel * 16)):
-            block = source + (panel * 16 + row) * row_bytes
-            tile = weights + panel * panel_bytes
-            for _ in range(tiles):
-                pack_block(block, tile, row)
-                block += static(BLOCK_BYTES)
-                tile += static(TILE_BYTES)
+from .dequantize import BLOCK_FORMATS, Codes, codes
+from .formats import BLOCK, FIELDS, PANEL_ROWS, Tile, tile_of
 
+_FLOATS = ("F32", "F16", "BF16")
+_LEGACY = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+_K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+KERNEL_TYPES = frozenset((*_FLOATS, *_LEGACY, *_K_QUANTS, "IQ4_NL", "IQ4_XS", "MXFP4"))
 
-def pack_floats(args, thread, n_threads):
-    """Panels of a float matrix: element i of a row goes to [i][row]."""
-    rows = load_i64(args + static(A.rows))
-    n_inputs = load_i64(args + static(A.n_inputs))
-    row_bytes = load_i64(args + static(A.row_bytes))
-    source = load_i64(args + static(A.source))
-    panels = load_i64(args + static(A.panels))
-    panel_bytes = load_i64(args + static(A.panel_bytes))
-    weights = load_i64(args + static(A.weights))
-    while True:
-        panel = atomic_add(args, 1)
-        if panel >= panels:
-            break
-        for row in range(min(16, rows - panel * 16)):
-            element = source + (panel * 16 + row) * row_bytes
-            target = weights + panel * panel_bytes + row * static(ELEMENT)
-            for _ in range(n_inputs):
-                move(target, element)
-                element += static(ELEMENT)
-                target += static(16 * ELEMENT)
-
-
-@inline
-def move_u16(target, source):
-    store_u16(target, load_u16(source))
-
-
-@inline
-def move_u32(target, source):
-    store_i32(target, load_u32(source))
-
-
-@inline
-def pack_q8_0(block, tile, row):
-    """f16 scale, 32 signed bytes."""
-    for word in range(8):
-        store_i32(tile + 64 * word + 4 * row, load_u32(block + 2 + 4 * word))
-    store_u16(tile + 512 + 2 * row, load_u16(block))
-
-
-@inline
-def pack_q4_0(block, tile, row):
-    """f16 scale, 16 bytes of nibbles: low ones are inputs 0-15, high ones 16-31, as in the tile."""
-    for word in range(4):
-        store_i32(tile + 64 * word + 4 * row, load_u32(block + 2 + 4 * word))
-    store_u16(tile + 256 + 2 * row, load_u16(block))
-
-
-@inline
-def pack_q4_1(block, tile, row):
-    """f16 scale, f16 minimum, nibbles as in Q4_0."""
-    for word in range(4):
-        store_i32(tile + 64 * word + 4 * row, load_u32(block + 4 + 4 * word))
-    store_u16(tile + 256 + 2 * row, load_u16(block))
-    store_u16(tile + 288 + 2 * row, load_u16(block + 2))
-
-
-# Per file format: the step, bytes of a file block, bytes of the tile it goes to.
-PACKERS = {
-    "Q8_0": (pack_q8_0, 34, 544),
-    "Q4_0": (pack_q4_0, 18, 288),
-    "Q4_1": (pack_q4_1, 20, 320),
-}
-
-
-def build_pack(name: str):
-    if name in ("F16", "BF16", "F32"):
-        size = 4 if name == "F32" else 2
-        return specialize(pack_floats, A=PACK, ELEMENT=size, move=move_u32 if size == 4 else move_u16)
-    step, block_bytes, tile_bytes = PACKERS[name]
-    return specialize(pack_blocks, A=PACK, pack_block=step, BLOCK_BYTES=block_bytes, TILE_BYTES=tile_bytes)
+_EVERY_BYTE = 0x01010101
+_WEIGHTS_AT_ONCE = 1 << 18  # bounds the memory that `pack_with_codes` takes, and keeps it in the cache
 
 
 def kernel_of(type_name: str) -> str | None:
-    """Name of the kernel that packs tensors of this type; None where `pack_with_codes` has to."""
-    return f"pack.pack:{type_name}"
+    """Name of the kernel (arguments: abi.PACK) that packs tensors of a file's type; None: `pack_with_codes` has to."""
+    return f"pack_blocks.pack:{type_name}" if type_name in KERNEL_TYPES else None
 
 
-KERNELS = {"pack": build_pack}
+def pack_with_codes(type_name: str, data: np.ndarray, n_inputs: int, panels: np.ndarray) -> None:
+    """Pack a matrix of any block format: uint8 [rows, bytes_per_row] → zeroed, contiguous uint8 [panels · panel_bytes].
+
+    Raises ValueError if the sizes do not fit together.
+    """
+    tile = tile_of(type_name)
+    stored = _stored_codes(type_name)
+    n_panels = -(-len(data) // PANEL_ROWS)
+    tiles = panels.reshape(n_panels, n_inputs // (BLOCK * tile.blocks), tile.bytes)
+    step = max(1, _WEIGHTS_AT_ONCE // (PANEL_ROWS * n_inputs))
+    for first in range(0, n_panels, step):
+        rows = data[first * PANEL_ROWS : (first + step) * PANEL_ROWS]
+        _pack_tiles(tile, stored, codes(type_name, rows, n_inputs), tiles[first : first + step])
+
+
+def _pack_tiles(tile: Tile, stored: np.ndarray, parts: Codes, tiles: np.ndarray) -> None:
+    """`parts` of some panels' rows → their tiles, uint8 [panels, tiles_per_panel, tile.bytes]."""
+
+    def by_tile(array: np.ndarray) -> np.ndarray:
+        """[rows, m] → [panels, tiles_per_panel, m / tiles_per_panel, 16] with rows of zeros behind the last."""
+        n_panels, n_tiles = tiles.shape[:2]
+        padded = np.zeros((n_panels * PANEL_ROWS, array.shape[1]), array.dtype)
+        padded[: len(array)] = array
+        return padded.reshape(n_panels, PANEL_ROWS, n_tiles, -1).transpose(0, 2, 3, 1)
+
+    def put(at: int, values: np.ndarray) -> None:
+        flat = np.ascontiguousarray(values).reshape(*tiles.shape[:2], -1).view(np.uint8)
+        tiles[..., at : at + flat.shape[-1]] = flat
+
+    # Four codes are one word, and a word of each row makes a group.
+    words = np.ascontiguousarray(by_tile(stored[parts.codes].view(np.uint32)))
+    words = words.reshape(*tiles.shape[:2], tile.blocks, 8, PANEL_ROWS)
+    vectors = np.zeros((*tiles.shape[:2], tile.blocks, tile.bits, PANEL_ROWS), np.uint32)
+    for group, fields in enumerate(FIELDS[tile.bits]):
+        for vector, shift, mask in fields:
+            vectors[..., vector, :] |= (words[..., group, :] & np.uint32(mask * _EVERY_BYTE)) << np.uint32(shift)
+    put(0, vectors)
+
+    if tile.integers == "u4":
+        put(tile.integers_at, by_tile(parts.scales | parts.mins << 4))
+    elif tile.integers:
+        put(tile.integers_at, by_tile(parts.scales))
+        if tile.minimum:
+            put(tile.integer_minima_at, by_tile(parts.mins.view(np.uint8)))
+
+    per_tile = tile.halves if tile.integers is None else 1
+    repeats = tiles.shape[1] * per_tile // parts.d.shape[1]
+    put(tile.scales_at, by_tile(_encode(tile.scale, parts.d / np.float32(tile.gain)).repeat(repeats, axis=1)))
+    if tile.minimum:
+        put(tile.minima_at, by_tile(_encode(tile.scale, -parts.dmin)))
+
+
+@cache
+def _stored_codes(type_name: str) -> np.ndarray:
+    """uint8 [256]: what the tile stores for each of the file's codes."""
+    tile, form = tile_of(type_name), BLOCK_FORMATS[type_name]
+    values = np.arange(256) - form.zero
+    if not tile.levels:
+        return (values + tile.zero).astype(np.uint8)
+    table = np.zeros(256, np.uint8)
+    for index, level in reversed(list(enumerate(tile.levels))):
+        table[level + form.zero] = index
+    return table
+
+
+def _encode(scale_type: str, values: np.ndarray) -> np.ndarray:
+    """Floats as the tile's type, which holds them exactly."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if scale_type == "f16":
+            return values.astype(np.float16)
+        if scale_type == "e8m0":  # 2^(e − 128)
+            return (np.frexp(values)[1] + 127).astype(np.uint8)
+        if scale_type == "ue4m3":  # as f16 the bits above mantissa and exponent are zero
+            return (np.ldexp(values, -7).astype(np.float16).view(np.uint16) >> 7).astype(np.uint8)
+        return values

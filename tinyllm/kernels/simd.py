@@ -99,6 +99,54 @@ def constant_ir(vector: Vector, value: float) -> ir.Constant:
     return ir.Constant(vector.ir, [value] * vector.lanes)
 
 
+def split_ir(builder: ir.IRBuilder, value: ir.Value, parts: int) -> list[ir.Value]:
+    width = value.type.count // parts
+    undefined = ir.Constant(value.type, ir.Undefined)
+    index = ir.VectorType(_I32, width)
+    return [
+        builder.shuffle_vector(value, undefined, ir.Constant(index, list(range(i * width, (i + 1) * width))))
+        for i in range(parts)
+    ]
+
+
+def join_ir(builder: ir.IRBuilder, values: list[ir.Value]) -> ir.Value:
+    while len(values) > 1:
+        width = values[0].type.count
+        index = ir.Constant(ir.VectorType(_I32, 2 * width), list(range(2 * width)))
+        values = [builder.shuffle_vector(a, b, index) for a, b in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
+def by_register(builder: ir.IRBuilder, emit: Callable[..., ir.Value], *values: ir.Value) -> ir.Value:
+    """Apply `emit` to each register-sized part of the 64-byte values and put the results together."""
+    parts = 64 // TARGET.register_bytes
+    if parts == 1:
+        return emit(*values)
+    return join_ir(builder, [emit(*p) for p in zip(*(split_ir(builder, v, parts) for v in values), strict=True)])
+
+
+_BYTE_SHUFFLES = {
+    16: "llvm.aarch64.neon.tbl1.v16i8",
+    32: "llvm.x86.avx2.pshuf.b",
+    64: "llvm.x86.avx512.pshuf.b.512",
+}
+
+
+def table16_ir(builder: ir.IRBuilder, v: ir.Value, table: list[int]) -> ir.Value:
+    """The entries of a table of at most 16 bytes that the bytes of v, all below 16, are the numbers of."""
+    table = [entry & 0xFF for entry in table] + [0] * (16 - len(table))
+    size = TARGET.register_bytes
+    if size in _BYTE_SHUFFLES:
+        register = ir.VectorType(_I8, size)
+        entries = ir.Constant(register, table * (size // 16))
+        return by_register(builder, lambda n: call_llvm(builder, _BYTE_SHUFFLES[size], register, entries, n), v)
+    candidates = [constant_ir(i8x64, entry) for entry in table]
+    for bit in range(4):
+        is_set = builder.icmp_unsigned("!=", builder.and_(v, constant_ir(i8x64, 1 << bit)), constant_ir(i8x64, 0))
+        candidates = [builder.select(is_set, odd, even) for even, odd in zip(candidates[::2], candidates[1::2], strict=True)]
+    return candidates[0]
+
+
 # Scalars in memory.
 
 
@@ -287,6 +335,37 @@ def load_u8x16(builder, where):
     return builder.sitofp(wide, f32x16.ir)
 
 
+def _load_nibbles(shift: int):
+    @operation(f32x16, address)
+    def load(builder, where):
+        wide = builder.zext(load_ir(builder, where, ir.VectorType(_I8, 16)), i32x16.ir)
+        nibbles = builder.and_(builder.lshr(wide, constant_ir(i32x16, shift)), constant_ir(i32x16, 15))
+        return builder.sitofp(nibbles, f32x16.ir)
+
+    return load
+
+
+load_low4x16, load_high4x16 = _load_nibbles(0), _load_nibbles(4)  # the nibbles of 16 bytes as float32
+
+
+@operation(f32x16, address)
+def load_e8m0x16(builder, where):
+    """16 bytes e as 2^(e − 128): half of what E8M0 means, as the doubled levels of MXFP4 want it."""
+    e = builder.zext(load_ir(builder, where, ir.VectorType(_I8, 16)), i32x16.ir)
+    normal = builder.shl(builder.sub(e, constant_ir(i32x16, 1)), constant_ir(i32x16, 23))
+    subnormal = builder.shl(constant_ir(i32x16, 1 << 21), e)
+    is_normal = builder.icmp_signed(">", e, constant_ir(i32x16, 1))
+    return builder.bitcast(builder.select(is_normal, normal, subnormal), f32x16.ir)
+
+
+@operation(f32x16, address)
+def load_ue4m3x16(builder, where):
+    """16 bytes with 4 bits of exponent and 3 of mantissa as half of the UE4M3 float, likewise."""
+    bits = builder.zext(load_ir(builder, where, ir.VectorType(_I8, 16)), ir.VectorType(_I16, 16))
+    halves = _from_half_bits(builder, builder.shl(bits, ir.Constant(bits.type, [7] * 16)))
+    return builder.fmul(halves, constant_ir(f32x16, 2.0**7))  # the exponents' biases are 8 apart
+
+
 @operation(types.void, address, i32x16)
 def store_i8x16(builder, where, value):
     """Store the low byte of each lane."""
@@ -309,52 +388,6 @@ def broadcast_i32(builder, where):
 def broadcast_f32(builder, where):
     """One float32 from memory in all 16 lanes."""
     return splat_ir(builder, load_ir(builder, where, _F32), 16)
-
-
-# Bits.
-
-
-@operation(i8x64, i8x64)
-def low4(builder, v):
-    """The low nibble of each byte."""
-    return builder.and_(v, constant_ir(i8x64, 0x0F))
-
-
-@operation(i8x64, i8x64)
-def high4(builder, v):
-    """The high nibble of each byte."""
-    return builder.lshr(v, constant_ir(i8x64, 4))
-
-
-@operation(i8x64, i8x64, i8x64)
-def or_i8(builder, a, b):
-    return builder.or_(a, b)
-
-
-@operation(i8x64, i8x64, i8x64)
-def xor_i8(builder, a, b):
-    return builder.xor(a, b)
-
-
-def shift_right_and_mask(shift: int, mask: int):
-    """An operation on i8x64: each byte shifted right (or left, if negative) by `shift` bits, then masked."""
-
-    @operation(i8x64, i8x64)
-    def shifted(builder, v):
-        move = builder.lshr if shift >= 0 else builder.shl
-        return builder.and_(move(v, constant_ir(i8x64, abs(shift))), constant_ir(i8x64, mask))
-
-    return shifted
-
-
-def constant_i8(value: int):
-    """An operation without arguments that gives `value` in all 64 bytes."""
-
-    @operation(i8x64)
-    def constant(builder):
-        return constant_ir(i8x64, value)
-
-    return constant
 
 
 # Arithmetic.
@@ -463,30 +496,32 @@ def select(builder, mask, a, b):
     return builder.select(mask, a, b)
 
 
-def _reduce(builder, v, combine):
-    """Lanes combined pairwise, halves first: the same order on every target."""
-    for width in (8, 4, 2, 1):
+def reduce_ir(builder, v, combine, lanes: int = 1):
+    """Lanes combined pairwise, halves first: the same order on every target. The element, or the vector of `lanes`."""
+    width = v.type.count
+    while width > lanes:
+        width //= 2
         undefined = ir.Constant(v.type, ir.Undefined)
         indices = ir.VectorType(_I32, width)
         low = builder.shuffle_vector(v, undefined, ir.Constant(indices, list(range(width))))
         high = builder.shuffle_vector(v, undefined, ir.Constant(indices, list(range(width, 2 * width))))
         v = combine(low, high)
-    return builder.extract_element(v, _I32(0))
+    return builder.extract_element(v, _I32(0)) if lanes == 1 else v
 
 
 @operation(types.float32, f32x16)
 def sum_lanes(builder, v):
-    return _reduce(builder, v, builder.fadd)
+    return reduce_ir(builder, v, builder.fadd)
 
 
 @operation(types.float32, f32x16)
 def max_lanes(builder, v):
-    return _reduce(builder, v, lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
+    return reduce_ir(builder, v, lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
 
 
 @operation(types.int64, i32x16)
 def sum_lanes_i32(builder, v):
-    return builder.sext(_reduce(builder, v, builder.add), _I64)
+    return builder.sext(reduce_ir(builder, v, builder.add), _I64)
 
 
 @operation(types.float32, types.float32)

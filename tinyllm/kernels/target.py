@@ -37,6 +37,13 @@ class Target:
     f16c: bool
 
     @property
+    def register_bytes(self) -> int:
+        """Size of the vector registers that int8 codes are kept in; 8 where nothing but plain LLVM code is used."""
+        if self.dot == "generic":
+            return 16 if self.machine in ("aarch64", "arm64") else 8
+        return {"avx512_vnni": 64, "avx512_madd": 64, "avx_vnni": 32, "avx2_madd": 32, "neon_dotprod": 16}[self.dot]
+
+    @property
     def wide_registers(self) -> bool:
         """Thirty-two registers of 64 bytes (AVX-512), which hold more tokens' accumulators at a time."""
         return self.dot.startswith("avx512")
