@@ -39,5 +39,9 @@ class InvalidParameterError(TinyLLMError):
     """A parameter's value is outside what it can be."""
 
 
+class SamplingError(TinyLLMError):
+    """No token can be chosen: the logits are broken, or a constraint leaves nothing."""
+
+
 class KernelError(TinyLLMError):
     """Kernels cannot be compiled or loaded on this machine."""
