@@ -80,6 +80,13 @@ class SamplingOptions:
     xtc_threshold: Annotated[
         float, _sampling("--xtc-threshold", help="What counts as a top choice for XTC (above 0.5: off).")
     ] = 0.1
+    dynatemp_range: Annotated[
+        float,
+        _sampling("--dynatemp-range", help="Let the temperature move by N up and down with the entropy (0: off)."),
+    ] = 0.0
+    dynatemp_exponent: Annotated[
+        float, _sampling("--dynatemp-exp", "--dynatemp-exponent", help="How the temperature follows the entropy.")
+    ] = 1.0
     repeat_penalty: Annotated[
         float, _sampling("--repeat-penalty", help="Penalty on tokens that occurred (1: off).")
     ] = 1.0

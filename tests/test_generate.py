@@ -10,7 +10,7 @@ from fake_model import BOS, CHATML, EOS, IM_END, IM_START, FakeModel, FakeTokeni
 
 from tinyllm.conversation import Conversation
 from tinyllm.errors import ChatTemplateError, ContextFullError, InvalidParameterError
-from tinyllm.generate import Generation, chat, generate, top_logprobs
+from tinyllm.generate import Generation, chat, generate
 from tinyllm.prefix import common_prefix, keep_sampled
 from tinyllm.sampler import SamplingParams
 from tinyllm.stopping import StopFilter
@@ -108,11 +108,9 @@ def test_logprobs_are_those_of_the_raw_logits():
     expected = logits - np.log(np.exp(logits).sum())
     assert step.logprob == pytest.approx(expected[ord("a")], abs=1e-5)
     assert step.top_logprobs[0][0] == ord("a")
-    assert [lp for _, lp in step.top_logprobs] == pytest.approx([expected[ord("a")], expected[0], expected[0]], abs=1e-5)
-
-
-def test_more_logprobs_than_tokens_are_all():
-    assert len(top_logprobs(np.zeros(5, np.float32), 100)) == 5
+    assert [lp for _, lp in step.top_logprobs] == pytest.approx(
+        [expected[ord("a")], expected[0], expected[0]], abs=1e-5
+    )
 
 
 def test_statistics_count_tokens():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -291,6 +292,7 @@ def test_wrong_usage(cli, arguments, named):
 
 def test_options_have_the_samplers_defaults():
     assert SamplingOptions().params() == SamplingParams()
+    assert [f.name for f in dataclasses.fields(SamplingOptions)] == [f.name for f in dataclasses.fields(SamplingParams)]
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,19 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tinyllm.errors import ChatTemplateError, ContextFullError, InvalidParameterError
 from tinyllm.prefix import keep_sampled, reuse_prefix
 from tinyllm.sampler import Choice, Sampler, SamplingParams
 from tinyllm.stopping import StopFilter, control_stops
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tinyllm.chat_format import ChatPrompt, ChatTemplate
     from tinyllm.grammar import Constraint
     from tinyllm.model import Model
     from tinyllm.model import Sequence as ModelSequence
+    from tinyllm.sampling_record import Recorder
 
 log = logging.getLogger("tinyllm")
 
@@ -151,8 +152,8 @@ class Generation(Iterator[Step]):
                 sampler.accept(token)
             while rows is not None:
                 prompt = self.prompt_ids
-                for choice, logits in sample_tokens(sequence, rows, sampler, self.statistics, constraint, should_stop):
-                    yield self._step(choice, logits)
+                for choice in sample_tokens(sequence, rows, sampler, self.statistics, constraint, should_stop):
+                    yield self._step(choice, tuple(sampler.top_logprobs(self._logprobs)))
                     if self.finish_reason is not None:
                         return
                     if self.prompt_ids is not prompt:
@@ -174,7 +175,7 @@ class Generation(Iterator[Step]):
         self.statistics.prompt_s += perf_counter() - started
         return rows
 
-    def _step(self, choice: Choice, logits: np.ndarray) -> Step:
+    def _step(self, choice: Choice, top_logprobs: tuple[tuple[int, float], ...]) -> Step:
         """Adds a token to the text and decides whether it was the last."""
         token = choice.token
         self.tokens.append(token)
@@ -188,7 +189,7 @@ class Generation(Iterator[Step]):
         self._pieces.append(text)
         if self.finish_reason is not None and not stopped:
             text += self.take_held()
-        return Step(token, text, choice.logprob, self.finish_reason, top_logprobs(logits, self._logprobs))
+        return Step(token, text, choice.logprob, self.finish_reason, top_logprobs)
 
     def _is_full(self) -> bool:
         """Whether the last token has no place in the context, not even behind a shorter prompt."""
@@ -209,37 +210,24 @@ def sample_tokens(
     statistics: Statistics,
     constraint: Constraint | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> Iterator[tuple[Choice, np.ndarray]]:
-    """Yields token after token, each with the logits (float32 [n_vocab]) it was drawn from; `rows` are the prompt's.
+) -> Iterator[Choice]:
+    """Yields token after token; `rows` (float32 [n, n_vocab]) are the prompt's logits, of which the last are used.
 
     A token is run only when the one behind it is asked for. Ends by itself when `should_stop` made the model stop,
     which shows as rows that are None.
     """
     while rows is not None:
         started = perf_counter()
-        logits = rows[-1]
-        choice = sampler.sample(logits, mask=constraint.mask() if constraint is not None else None)
+        choice = sampler.sample(rows[-1], mask=constraint.mask() if constraint is not None else None)
         sampler.accept(choice.token)
         if constraint is not None:
             constraint.accept(choice.token)
         statistics.generated += 1
         statistics.decode_s += perf_counter() - started
-        yield choice, logits
+        yield choice
         started = perf_counter()
         rows = sequence.evaluate([choice.token], want="last", should_stop=should_stop)
         statistics.decode_s += perf_counter() - started
-
-
-def top_logprobs(logits: np.ndarray, n: int) -> tuple[tuple[int, float], ...]:
-    """The n most probable ids of float32 [n_vocab] logits with their natural log-probabilities, best first."""
-    if n <= 0:
-        return ()
-    n = min(n, len(logits))
-    best = np.argpartition(-logits, n - 1)[:n]
-    best = best[np.lexsort((best, -logits[best]))]
-    top = float(logits.max())
-    log_sum = top + float(np.log(np.exp(logits.astype(np.float64) - top).sum()))
-    return tuple((int(token), float(logits[token]) - log_sum) for token in best)
 
 
 def generate(
@@ -255,6 +243,7 @@ def generate(
     logprobs: int = 0,
     should_stop: Callable[[], bool] | None = None,
     make_room: Callable[[], list[int] | None] | None = None,
+    recorder: Recorder | None = None,
     **sampling: Any,
 ) -> Generation:
     """Continues a prompt: text (its special tokens are parsed, BOS is added as the vocabulary says) or ids as they are.
@@ -263,6 +252,7 @@ def generate(
     (`temperature=0`), set the sampling. A given `sequence` is continued from what it shares with the prompt, and
     stays the caller's. `logprobs`: how many alternatives each step lists. `should_stop` is asked between pieces of
     work and ends the generation when true. `make_room` is asked for a shorter prompt when the context is full.
+    `recorder` is shown every stage of the sampling.
 
     Raises ContextFullError for a prompt that does not fit, InvalidParameterError for an empty one without a BOS token.
     """
@@ -285,7 +275,7 @@ def generate(
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(stop):
         raise InvalidParameterError("a stop string cannot be empty")
-    sampler = Sampler(replace(params or SamplingParams(), **sampling), tokenizer.n_vocab)
+    sampler = Sampler(replace(params or SamplingParams(), **sampling), tokenizer.n_vocab, tokenizer, recorder)
     return Generation(
         model,
         ids,
