@@ -31,9 +31,6 @@ MAX_SOURCE = 1_000_000
 
 REASONING_TAGS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THINK]", "[/THINK]"))
 
-_ROLES = frozenset({"system", "developer", "user", "assistant", "model", "tool", "function", "ipython"})
-"""Roles that a template may put together to a control token, as in `'<|' + role + '|>'`."""
-
 
 class ChatTemplate:
     """A chat template in Jinja; compiled at its first use. May be used by several threads.
@@ -230,8 +227,9 @@ def _special_texts(tokenizer: Tokenizer) -> tuple[str, str]:
 
 
 def _with_traced_role(message: Message) -> Message:
+    """`message` with its role as scaffold, if that is a bare word: templates build tokens of it, as in `<|user|>`."""
     role = message.get("role") if isinstance(message, dict) else None
-    return {**message, "role": scaffold(role)} if isinstance(role, str) and role in _ROLES else message
+    return {**message, "role": scaffold(role)} if isinstance(role, str) and role.isidentifier() else message
 
 
 def _text(content: Any) -> str:

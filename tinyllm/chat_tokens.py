@@ -25,7 +25,7 @@ def encode_traced(text: TracedText, tokenizer: Tokenizer) -> list[int]:
     written: list[Span] = []
     forged: list[Span] = []
     for token in controls:
-        for start, end in _occurrences(plain, tokenizer.token_bytes(token).decode("utf-8", "replace")):
+        for start, end in _occurrences(plain, tokenizer.token_bytes(token).decode("utf-8", "surrogateescape")):
             (written if all(scaffold_of(text)[start:end]) else forged).append((start, end))
     if not forged:
         return ids
