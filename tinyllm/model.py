@@ -19,8 +19,9 @@ from .errors import ContextFullError, InvalidParameterError
 from .gguf_file import GGUFFile, open_gguf
 from .kernels.abi import PAGE
 from .kernels.dequantize import decode
+from .kernels.jit import kernel_addresses
 from .kv_cache import KVCache, PageTable
-from .team import Team, default_threads
+from .team import TEAM_KERNELS, Team, default_threads
 from .transformer import load_weights, record
 from .weights import Weights
 
@@ -66,10 +67,14 @@ class Model:
         self.cache = KVCache(self.config, 4 * -(-self.n_ctx // PAGE), kv_type)
         weights = Weights(file)
         tensors = load_weights(self.config, weights)
-        self.team = Team(self.n_threads)
-        weights.pack(self.team)
+        weights.place()
         self.weights = weights
         self.network = record(self.config, tensors, self.cache, self.n_batch, self.n_threads)
+        # All at once, so that what is missing is compiled side by side.
+        kernel_addresses(TEAM_KERNELS | weights.packers() | self.network.plan.kernels())
+        self.team = Team(self.n_threads)
+        weights.pack(self.team)
+        self.network.plan.finish()
         self._embedding = file.tensors["token_embd.weight"]
         self._busy = threading.Lock()
         self.load_s = time.perf_counter() - started

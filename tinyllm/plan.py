@@ -198,11 +198,15 @@ class Plan:
         self.add(stage, kernel, abi.GATED, y, n=y.width, gate=gate.address, up=up.address if up else 0,
                  x_stride=gate.stride, y=y.address, y_stride=y.stride, **_records(y))
 
+    def kernels(self) -> set[str]:
+        """Names of all kernels that the ops call."""
+        return {name for op in self.ops for name in (op.one, op.many)}
+
     def finish(self) -> None:
         """Compile or load the kernels and build the table; the plan is complete."""
         scratch_stride = -(-self._scratch_bytes // 4096) * 4096 + 256
         scratch = aligned_zeros(scratch_stride * self.n_threads)
-        addresses = kernel_addresses(name for op in self.ops for name in (op.one, op.many))
+        addresses = kernel_addresses(self.kernels())
         words = aligned_zeros(len(self.ops) * abi.Arguments.WORDS * 8).view(np.int64).reshape(len(self.ops), -1)
         table = np.zeros((len(self.ops), 4), np.int64)
         for index, op in enumerate(self.ops):

@@ -17,6 +17,7 @@ import numpy as np
 from .kernels.abi import JOB
 from .kernels.jit import kernel_addresses
 
+TEAM_KERNELS = {"executor.lead", "executor.serve", "executor.publish"}
 _INT = ctypes.c_int64
 _PATIENCE = 3000  # turns of waiting before a worker parks: some tenths of a millisecond
 
@@ -64,7 +65,7 @@ class Team:
     def __init__(self, n_threads: int):
         self.n_threads = n_threads
         self.recorder: Callable[[np.ndarray], np.ndarray | None] | None = None
-        addresses = kernel_addresses(["executor.lead", "executor.serve", "executor.publish"])
+        addresses = kernel_addresses(TEAM_KERNELS)
         # A ctypes call releases the GIL.
         self._lead = ctypes.CFUNCTYPE(_INT, _INT, _INT, _INT)(addresses["executor.lead"])
         self._serve = ctypes.CFUNCTYPE(_INT, _INT, _INT, _INT, _INT, _INT)(addresses["executor.serve"])

@@ -146,7 +146,6 @@ def record(config: ModelConfig, weights: ModelWeights, cache: KVCache, max_rows:
     plan.gather("out_rows", x, inputs.out_index.ctypes.data, x_out)
     plan.norm("final_norm", config.norm, config.norm_eps, x_out, weights.output_norm, h_out, rows=plan.out_rows)
     plan.linear("logits", h_out, [weights.output], logits, rows=plan.out_rows, scale=config.logit_scale)
-    plan.finish()
     buffers = {b.name: b for b in (x, h, qkv, attn_out, gate_up, act, x_out, h_out, logits)}
     return Network(plan, inputs, x, logits, buffers, attention, weights)
 

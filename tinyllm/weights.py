@@ -73,7 +73,7 @@ class Weights:
         self.file = file
         self.taken: set[str] = set()
         self._matrices: list[Matrix] = []
-        self._arena: mmap.mmap | None = None
+        self._arena: np.ndarray | None = None
 
     def has(self, name: str) -> bool:
         return name in self.file.tensors
@@ -142,22 +142,32 @@ class Weights:
         """Bytes of all packed matrices."""
         return sum(matrix.n_bytes for matrix in self._matrices)
 
-    def pack(self, team: Team) -> None:
-        """Fill the arena, tensor by tensor, all threads on each."""
+    def place(self) -> None:
+        """Give every matrix its address in the arena."""
         sizes = [-(-matrix.n_bytes // 256) * 256 for matrix in self._matrices]
         arena = mmap.mmap(-1, sum(sizes) + (4 << 20))
         if hasattr(mmap, "MADV_HUGEPAGE"):
             arena.madvise(mmap.MADV_HUGEPAGE)
-        self._arena = arena
-        memory = np.frombuffer(arena, np.uint8)
-        address = memory.ctypes.data
+        self._arena = np.frombuffer(arena, np.uint8)
+        address = self._arena.ctypes.data
         address += -address % (2 << 20)
+        for matrix, size in zip(self._matrices, sizes, strict=True):
+            matrix.address = address
+            address += size
+
+    def packers(self) -> set[str]:
+        """The kernels that `pack` will need."""
+        names = {kernel_of(part.type.name) for matrix in self._matrices for part in matrix.parts}
+        return {name for name in names if name is not None}
+
+    def pack(self, team: Team) -> None:
+        """Fill the arena, tensor by tensor, all threads on each."""
+        memory = self._arena
         packers = {part.type.name: kernel_of(part.type.name) for m in self._matrices for part in m.parts}
         kernels = kernel_addresses(packer for packer in packers.values() if packer is not None)
         two_rows = np.array([2], np.int64)
-        for matrix, size in zip(self._matrices, sizes, strict=True):
-            matrix.address = address
-            target = address
+        for matrix in self._matrices:
+            target = matrix.address
             for part in matrix.parts:
                 n_outputs = part.shape[0]
                 panels = -(-n_outputs // PANEL_ROWS)
@@ -181,4 +191,3 @@ class Weights:
                 team.run(np.array([[kernel, kernel, arguments.ctypes.data, two_rows.ctypes.data]], np.int64))
                 part.release()
                 target += panels * matrix.panel_bytes
-            address += size

@@ -13,6 +13,7 @@ import importlib.metadata
 import logging
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -108,16 +109,46 @@ def kernel_addresses(names: Iterable[str]) -> dict[str, int]:
     if to_compile:
         log.info("compiling kernels (first run): %d", len(to_compile))
         started = time.perf_counter()
-        for name in to_compile:
-            content = compile_kernel(name)
-            if content is not None:
-                stored[name] = content
-                if folder:
-                    _write(folder, name, content)
+        stored |= _compile_all(to_compile, folder)
         _compiling.append(time.perf_counter() - started)
     if stored:
         _load(stored)
     return {name: _loaded[name] for name in names}
+
+
+def _compile_all(names: list[str], folder: Path | None) -> dict[str, bytes]:
+    """Compile kernels, every second one in a process of its own where the cache can hand the results over."""
+    names = sorted(names, key=lambda name: (not name.startswith("attention.attend"), "gemm" not in name, name))
+    helper = None
+    if folder and len(names) > 3 and (os.cpu_count() or 1) > 1:
+        helper = _start_compiler(names[1::2])
+    result = {}
+    for name in names[0::2] + names[1::2] if helper is None else names[0::2]:
+        result |= _compile_and_keep(name, folder)
+    if helper is not None:
+        helper.wait()
+        for name in names[1::2]:
+            # Whatever the other process could not do is done here, where its error can be shown.
+            content = _read(folder, name)
+            result |= {name: content} if content else _compile_and_keep(name, folder)
+    return result
+
+
+def _compile_and_keep(name: str, folder: Path | None) -> dict[str, bytes]:
+    content = compile_kernel(name)
+    if content is None:
+        return {}
+    if folder:
+        _write(folder, name, content)
+    return {name: content}
+
+
+def _start_compiler(names: list[str]) -> subprocess.Popen | None:
+    command = [sys.executable, "-P", "-m", "tinyllm.kernels.jit", *names]
+    try:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except OSError:
+        return None
 
 
 def compile_seconds() -> float:
@@ -211,3 +242,15 @@ def _load(objects: dict[str, bytes]) -> None:
         if not address:
             raise KernelError(f"kernel {name} has no code; delete {cache_folder()} and try again")
         _loaded[name] = address
+
+
+def main(names: list[str]) -> None:
+    """Compile kernels into the cache: what a helper process of `_compile_all` does."""
+    folder = cache_folder()
+    for name in names:
+        if folder and not _read(folder, name):
+            _compile_and_keep(name, folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
