@@ -103,10 +103,8 @@ def _attend(op: Op, n_rows: int, shape: StepShape) -> Work:
     first, last = shape.position, shape.position + n_rows - 1
     window = values["window_left"] + 1
     positions = last + 1 - max(0, first + 1 - window)
-    if values["causal"]:
-        pairs = _triangle(last + 1, window) - _triangle(first, window)
-    else:
-        pairs = n_rows * positions
+    seen = _triangle(last + 1, window) - _triangle(first, window)
+    pairs = seen if values["causal"] else n_rows * positions
     widths = values["head_dim"] + values["v_dim"]
     n_bytes = positions * values["page_bytes"] / abi.PAGE + n_rows * values["n_heads"] * widths * _FLOAT
     return Work(n_bytes, f32_ops=pairs * values["n_heads"] * (2 * widths + _EXP))

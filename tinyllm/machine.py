@@ -1,4 +1,4 @@
-"""Facts about the machine that a benchmark's reader needs: the CPU's name, its clock policy, and who disturbed the run."""
+"""Facts about the machine that the reader of a benchmark needs: the CPU, its clock policy, and what disturbed the run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def governor() -> str | None:
 
 
 def has_steady_clock() -> bool:
-    """Whether the counter that stamps are taken from runs at one rate on all cores; True where nothing says otherwise."""
+    """Whether the counter behind the stamps runs at one rate on all cores; True where nothing says otherwise."""
     try:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:

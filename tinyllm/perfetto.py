@@ -1,4 +1,4 @@
-"""Writes traces in the format of Chrome's tracing, which Perfetto and speedscope open: stamps of steps go in, JSON comes out.
+"""Writes traces for Perfetto and speedscope, in the format of Chrome's tracing: stamps of steps go in, JSON comes out.
 
 One process per setting; a track of steps, one of layers, and one for each thread with step › layer › stage › wait.
 """
@@ -24,7 +24,7 @@ STEPS, LAYERS, FIRST_WORKER = 0, 1, 10
 
 @dataclass(frozen=True)
 class TracedResult:
-    """A trace with the name of its process (model and threads), and what happened beside it: name → seconds or count."""
+    """A trace, the name of its process (model and threads), and what happened beside it: name → seconds or count."""
 
     process: str
     trace: Trace
@@ -36,8 +36,8 @@ def write_trace(
 ) -> None:
     """Write the traces into one file, compressed if its name ends in .gz.
 
-    `about`: what a reader must know of the run (model, cpu, roofs, command). `with_args` False leaves out the numbers of
-    each slice, which speedscope would take for a part of its name.
+    `about`: what a reader must know of the run (model, cpu, roofs, command). `with_args` False leaves out the numbers
+    of each slice, which speedscope would take for a part of its name.
     """
     text = json.dumps(trace_document(results, about, with_args), separators=(",", ":"))
     data = text.encode("ascii")

@@ -134,7 +134,7 @@ class Prober:
 
 
 def probe_bytes() -> int:
-    """Size of the buffer that is read: 256 MiB, or four times the last-level caches, whichever is more; at most 2 GiB."""
+    """Size of the buffer that is read: four times the last-level cache, but 256 MiB at least and 2 GiB at most."""
     largest = 0
     for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:

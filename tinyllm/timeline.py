@@ -1,7 +1,7 @@
 """From the executor's clock stamps to seconds per op: a recorder receives the stamps of every run of a plan.
 
-Three moments of each op and thread are known: it begins (all threads have finished the op before), the thread's own work
-is done, and everybody's is.
+Three moments of each op and thread are known: it begins (all threads have finished the op before), the thread's own
+work is done, and everybody's is.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Clock:
 def bounds_of(stamps: np.ndarray) -> np.ndarray:
     """When the ops of steps began and ended: ticks [..., n_threads, 2 · n_ops + 1] → [..., n_ops + 1].
 
-    An op ends when its last thread is done with it. A thread that lost its processor notices that late, when others have
-    begun the next op, so no single thread's view of the ends is taken.
+    An op ends when its last thread is done with it. A thread that lost its processor notices that late, when others
+    have begun the next op, so no single thread's view of the ends is taken.
     """
     done = stamps[..., 1::2].max(axis=-2)
     done[..., -1] = stamps[..., 0, -1]
@@ -112,8 +112,8 @@ class Trace:
 class OpTicks:
     """Ticks per op, summed over the steps of a repetition: float64 [n_ops] each.
 
-    `total`: from the moment when all threads had done their work in the op before, to the same moment of this one; `mean`
-    and `longest`: of the threads' own work. So total = mean + imbalance (longest − mean) + waiting (the rest).
+    `total`: from the moment when all threads had done their work in the op before, to the same moment of this one;
+    `mean` and `longest`: of the threads' own work. So total = mean + imbalance (longest − mean) + waiting (the rest).
     """
 
     total: np.ndarray
