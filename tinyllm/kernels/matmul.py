@@ -35,6 +35,8 @@ from .unpack import UNPACK, UNPACK_FLOAT
 
 # Tokens whose accumulators are held in registers at a time; chosen by measurement.
 GEMM_WIDTHS = (12, 4, 1) if TARGET.wide_registers else (4, 1)
+# With 32 registers the innermost loop is unrolled; with 16 it stays a loop, or LLVM reorders it and spills.
+UNROLL = TARGET.wide_registers
 # Blocks of 32 inputs that are unpacked at a time: codes and scales stay in the first-level cache.
 CHUNK_BLOCKS = 24
 # Tokens per pass over the chunk: their activations stay in the second-level cache.
@@ -162,12 +164,19 @@ def gemm(args, thread, n_threads):
                                     for groups in static(FOLDS[half]):
                                         for t in static(range(width)):
                                             partial[t] = start_partial(record[t] + static(NEGATIVE[half]))
-                                        for i in range(fold):
-                                            at = static(groups[0]) + i
-                                            weight_codes = load_i8x64(w + 64 * at)
-                                            for t in static(range(width)):
-                                                inputs = broadcast4(record[t] + 4 * at)
-                                                partial[t] = dot(partial[t], weight_codes, inputs)
+                                        if static(UNROLL):
+                                            for at in static(groups):
+                                                weight_codes = load_i8x64(w + 64 * at)
+                                                for t in static(range(width)):
+                                                    inputs = broadcast4(record[t] + 4 * at)
+                                                    partial[t] = dot(partial[t], weight_codes, inputs)
+                                        else:
+                                            for i in range(fold):
+                                                at = static(groups[0]) + i
+                                                weight_codes = load_i8x64(w + 64 * at)
+                                                for t in static(range(width)):
+                                                    inputs = broadcast4(record[t] + 4 * at)
+                                                    partial[t] = dot(partial[t], weight_codes, inputs)
                                         for t in static(range(width)):
                                             total[t] = dot_fold(total[t], partial[t])
                                     weight_scale = load_f32x16(w + static(512 + 64 * half))
@@ -256,6 +265,7 @@ def _quantized_parameters(name: str) -> dict:
         "TILE_BYTES": tile.bytes,
         "CODE_STRIDE": tile.code_bytes,
         "FOLDS": folds,
+        "UNROLL": UNROLL,
         "CHUNK_BLOCKS": CHUNK_BLOCKS,
         "CHUNK_TILES": CHUNK_BLOCKS // tile.blocks,
         "CHUNK_TOKENS": CHUNK_TOKENS,
