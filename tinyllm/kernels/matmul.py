@@ -18,6 +18,7 @@ from .simd import (
     broadcast4,
     broadcast_f32,
     fma,
+    integer,
     load_f32,
     load_f32x16,
     load_i8x64,
@@ -86,10 +87,10 @@ def gemv(args, thread, n_threads):
                             for group in static(groups):
                                 partial = dot(partial, codes[group](codes_at), broadcast4(record + 4 * group))
                             total = dot_fold(total, partial)
-                        acc = fma(mul(scale(tile, block, half), factor), to_f32(total), acc)
+                        acc = fma(mul(scale(tile, block, integer(half)), factor), to_f32(total), acc)
                         if static(MINIMUM):
                             sums = broadcast_f32(record + static(SUMS[half]))
-                            acc = fma(minimum(tile, block, half), sums, acc)
+                            acc = fma(minimum(tile, block, integer(half)), sums, acc)
                     record += RECORD
                 tile += TILE_BYTES
             finish(acc, y + 64 * panel, bias + 64 * panel if bias != 0 else 0, accumulate, out_scale)
@@ -136,10 +137,10 @@ def gemm(args, thread, n_threads):
                             for group in static(range(8)):
                                 store_i8x64(out + 64 * group, codes[group](codes_at))
                             for half in static(range(HALVES)):
-                                store_f32x16(out + static(512 + 64 * half), scale(tile, block, half))
+                                store_f32x16(out + static(512 + 64 * half), scale(tile, block, integer(half)))
                                 if static(MINIMUM):
                                     store_f32x16(
-                                        out + static(512 + 64 * (HALVES + half)), minimum(tile, block, half)
+                                        out + static(512 + 64 * (HALVES + half)), minimum(tile, block, integer(half))
                                     )
                             out += UNPACKED
                         tile += TILE_BYTES

@@ -74,9 +74,9 @@ def _pack_tiles(tile: Tile, stored: np.ndarray, parts: Codes, tiles: np.ndarray)
 
     per_tile = tile.halves if tile.integers is None else 1
     repeats = tiles.shape[1] * per_tile // parts.d.shape[1]
-    put(tile.scales_at, by_tile(_encode(tile.scale, parts.d / np.float32(tile.gain)).repeat(repeats, axis=1)))
+    put(tile.scales_at, by_tile(_encode(tile.scale, parts.d, tile.gain).repeat(repeats, axis=1)))
     if tile.minimum:
-        put(tile.minima_at, by_tile(_encode(tile.scale, -parts.dmin)))
+        put(tile.minima_at, by_tile(_encode(tile.scale, -parts.dmin, 1.0)))
 
 
 @cache
@@ -92,9 +92,10 @@ def _stored_codes(type_name: str) -> np.ndarray:
     return table
 
 
-def _encode(scale_type: str, values: np.ndarray) -> np.ndarray:
-    """Floats as the tile's type, which holds them exactly."""
+def _encode(scale_type: str, values: np.ndarray, gain: float) -> np.ndarray:
+    """Floats divided by `gain` as the tile's type, which holds them exactly."""
     with np.errstate(over="ignore", invalid="ignore"):
+        values = values / np.float32(gain)
         if scale_type == "f16":
             return values.astype(np.float16)
         if scale_type == "e8m0":  # 2^(e − 128)

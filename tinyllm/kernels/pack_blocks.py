@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .abi import PACK
 from .dequantize import BLOCK_FORMATS, PLAIN_TYPES
 from .formats import FIELDS, PANEL_ROWS, SCALE_BYTES, TILES
-from .simd import atomic_add, load_i64, load_u8, load_u16, load_u32, store_i32, store_u8, store_u16
+from .simd import atomic_add, integer, load_i64, load_u8, load_u16, load_u32, store_i32, store_u8, store_u16
 from .specialize import inline, specialize, static
 
 _EVERY_BYTE = 0x01010101
@@ -37,7 +37,7 @@ def pack_blocks(args, thread, n_threads):
             for _ in range(tiles):
                 for index in range(static(T.blocks)):
                     for group in static(range(8)):
-                        word[group] = read_word(block, index, group)
+                        word[group] = read_word(block, index, integer(group))
                     at = tile + index * static(T.code_bytes) + 4 * row
                     for vector in static(range(T.bits)):
                         packed = 0

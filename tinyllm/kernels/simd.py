@@ -613,6 +613,12 @@ def softplus(builder, v):
 
 
 @operation(types.int64, types.int64)
+def integer(builder, value):
+    """The value, but to Numba not a literal: it would compile a function anew for each literal that it is called with."""
+    return value
+
+
+@operation(types.int64, types.int64)
 def opaque(builder, value):
     """The value, unknown to the optimizer: a loop up to it stays a loop, which keeps its order and its registers."""
     barrier = ir.InlineAsm(ir.FunctionType(_I64, [_I64]), "", "=r,0", side_effect=False)

@@ -17,7 +17,7 @@ from typing import Any
 from numba import njit
 
 # A function of the vocabulary: it disappears into the kernel that uses it.
-inline = njit(forceinline=True, error_model="numpy")
+inline = njit(forceinline=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def static(value: Any) -> Any:
