@@ -19,6 +19,7 @@ from tinyllm_cli.text import one_line
 LazyGroup.table = {
     "run": Subcommand("tinyllm_cli.run:run", "Answer one prompt."),
     "chat": Subcommand("tinyllm_cli.chat:chat", "Talk with a model."),
+    "bench": Subcommand("tinyllm_cli.bench:bench", "Measure speed, and where the time goes."),
     "list": Subcommand("tinyllm_cli.models:list_models", "List the models on this machine."),
     "pull": Subcommand("tinyllm_cli.models:pull", "Fetch a model, or check the one that is here."),
     "show": Subcommand("tinyllm_cli.models:show", "Tell what is in a model file."),

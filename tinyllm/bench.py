@@ -202,7 +202,7 @@ class Bench:
             raise InvalidParameterError(f"at least one repetition is needed, not {repetitions}")
         if not trials:
             raise InvalidParameterError("there is nothing to measure: no prompt and no tokens to generate")
-        self.trials = list(trials)
+        self.trials, self.n_batch = list(trials), n_batch
         self.repetitions, self.warm_up, self.trace_steps, self.on_run = repetitions, warm_up, trace_steps, on_run
         n_ctx = max(trial.n_depth + trial.n_tokens for trial in trials)
         compiled = compile_seconds()
@@ -268,7 +268,7 @@ class Bench:
             model_size=self._info.weight_bytes,
             n_params=self._info.parameters,
             n_threads=self.model.n_threads,
-            n_batch=self.model.n_batch,
+            n_batch=self.n_batch,
             kv_type=self.model.kv_type,
             load_s=self.load_s,
             compile_s=self.compile_s,
