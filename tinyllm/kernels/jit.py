@@ -45,10 +45,10 @@ def _environment_key() -> str:
 
 @cache
 def _source_key(module: str) -> str:
-    """Names the source of a kernel module and of all kernel modules that it imports."""
+    """Names the source of a kernel module, of all kernel modules that it imports, and of this one."""
     folder = Path(__file__).parent
     sources: dict[str, bytes] = {}
-    pending = [module]
+    pending = [module, "jit"]
     while pending:
         name = pending.pop()
         if name in sources:
@@ -167,6 +167,8 @@ def compile_kernel(name: str) -> bytes | None:
     module = importlib.import_module(f"{__package__}.{module_name}")
     build = module.KERNELS[builder]
     function = build(parameter) if parameter else build()
+    # Symbols are made of this name: kernels that different processes compiled are linked together later.
+    function.__name__ = function.__qualname__ = re.sub(r"\W", "_", name)
     i64 = types.int64
     n_arguments = function.__code__.co_argcount
     result = i64 if getattr(function, "returns_int", False) else types.void
