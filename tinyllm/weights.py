@@ -17,7 +17,7 @@ from .kernels import abi
 from .kernels.dequantize import decode
 from .kernels.formats import PANEL_ROWS, Tile, tile_of
 from .kernels.jit import kernel_addresses
-from .kernels.pack import kernel_of, pack_with_codes
+from .kernels.pack import kernel_of, table_of
 from .team import Team
 
 
@@ -162,32 +162,23 @@ class Weights:
 
     def pack(self, team: Team) -> None:
         """Fill the arena, tensor by tensor, all threads on each."""
-        memory = self._arena
-        packers = {part.type.name: kernel_of(part.type.name) for m in self._matrices for part in m.parts}
-        kernels = kernel_addresses(packer for packer in packers.values() if packer is not None)
+        kernels = kernel_addresses({kernel_of(part.type.name) for m in self._matrices for part in m.parts})
         two_rows = np.array([2], np.int64)
         for matrix in self._matrices:
             target = matrix.address
             for part in matrix.parts:
                 n_outputs = part.shape[0]
                 panels = -(-n_outputs // PANEL_ROWS)
-                packer = packers[part.type.name]
-                if packer is None:
-                    start = target - memory.ctypes.data
-                    packed = memory[start : start + panels * matrix.panel_bytes]
-                    pack_with_codes(part.type.name, part.data.reshape(n_outputs, -1), matrix.n_inputs, packed)
-                    part.release()
-                    target += panels * matrix.panel_bytes
-                    continue
+                table = table_of(part.type.name)
                 arguments = np.array(
                     abi.PACK.pack(
                         n_rows=two_rows.ctypes.data, rows=n_outputs, n_inputs=matrix.n_inputs, row_bytes=part.row_bytes,
                         source=part.data.ctypes.data, panels=panels, panel_bytes=matrix.panel_bytes, tiles=matrix.tiles,
-                        weights=target,
+                        weights=target, table=0 if table is None else table.ctypes.data,
                     ),
                     np.int64,
                 )
-                kernel = kernels[packer]
+                kernel = kernels[kernel_of(part.type.name)]
                 team.run(np.array([[kernel, kernel, arguments.ctypes.data, two_rows.ctypes.data]], np.int64))
                 part.release()
                 target += panels * matrix.panel_bytes

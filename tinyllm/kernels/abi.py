@@ -126,8 +126,8 @@ class JOB:
     left = 640
     BYTES = 768
 
-# Panels of 16 rows from the file's rows.
-PACK = Arguments("rows n_inputs row_bytes source panels panel_bytes tiles weights")
+# Panels of 16 rows from the file's rows; `table` is the address of `pack.table_of` the type, or 0.
+PACK = Arguments("rows n_inputs row_bytes source panels panel_bytes tiles weights table")
 
 # Chunks of memory to be read, or chunks of `vectors` vector operations; a vector per thread comes out.
 PROBE = Arguments("memory n_chunks chunk_bytes vectors result")

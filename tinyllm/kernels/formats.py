@@ -7,6 +7,7 @@ consecutive inputs of each row, then the rows' integer scales and minima, then t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import UnsupportedModelError
 from .dequantize import BLOCK_FORMATS
@@ -44,6 +45,11 @@ class Tile:
     @property
     def is_float(self) -> bool:
         return self.bits >= 16
+
+    @property
+    def floats(self) -> int:
+        """Float scales of a row: one, unless halves have floats of their own."""
+        return 1 if self.integers else self.halves
 
     @property
     def code_bytes(self) -> int:
@@ -90,14 +96,18 @@ class Tile:
 
     @property
     def _float_bytes(self) -> int:
-        return PANEL_ROWS * SCALE_BYTES[self.scale] * (1 if self.integers else self.halves)
+        return PANEL_ROWS * SCALE_BYTES[self.scale] * self.floats
 
 
-def _with_levels(name: str, bits: int, **layout) -> Tile:
-    """The tile of a format whose codes are numbers of levels."""
+def _with_levels(name: str, bits: int, middle: tuple[int, ...] = (), **layout: Any) -> Tile:
+    """The tile of a format whose codes are the numbers of levels, perhaps with more levels in their middle."""
     form = BLOCK_FORMATS[name]
-    return Tile(name, bits, levels=form.levels, gain=form.gain, **layout)
+    half = len(form.levels) // 2
+    return Tile(name, bits, levels=form.levels[:half] + middle + form.levels[half:], gain=form.gain, **layout)
 
+
+# The six levels of IQ2 are filled up to eight: the complement of a number is then the number of the negative level.
+_UNUSED = (0, 0)
 
 TILES = {
     tile.name: tile
@@ -124,8 +134,8 @@ TILES = {
         _with_levels("IQ4_XS", 4, blocks=8, integers="i8"),
         _with_levels("IQ3_S", 4, blocks=8, integers="u8"),
         _with_levels("IQ3_XXS", 4, blocks=8, integers="u8"),
-        _with_levels("IQ2_S", 3, blocks=8, halves=2, integers="u8"),
-        _with_levels("IQ2_XXS", 3, blocks=8, integers="u8"),
+        _with_levels("IQ2_S", 3, _UNUSED, blocks=8, halves=2, integers="u8"),
+        _with_levels("IQ2_XXS", 3, _UNUSED, blocks=8, integers="u8"),
         _with_levels("IQ1_S", 3, blocks=8, integers="u8"),
         _with_levels("IQ1_M", 3, blocks=8, halves=2, integers="u8"),
     )

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from . import pack_words as words
+from . import pack_words_iq as iq
 from .abi import PACK
+from .block_format import BlockFormat
 from .dequantize import BLOCK_FORMATS, PLAIN_TYPES
-from .formats import FIELDS, PANEL_ROWS, SCALE_BYTES, TILES
+from .formats import BLOCK, FIELDS, PANEL_ROWS, SCALE_BYTES, tile_of
 from .simd import atomic_add, integer, load_i64, load_u8, load_u16, load_u32, store_i32, store_u8, store_u16
 from .specialize import inline, specialize, static
 
 _EVERY_BYTE = 0x01010101
-_LOW_NIBBLES = 0x0F0F0F0F
 
 
 def pack_blocks(args, thread, n_threads):
@@ -27,6 +29,7 @@ def pack_blocks(args, thread, n_threads):
     panel_bytes = load_i64(args + static(A.panel_bytes))
     tiles = load_i64(args + static(A.tiles))
     weights = load_i64(args + static(A.weights))
+    table = load_i64(args + static(A.table))
     while True:
         panel = atomic_add(args, 1)
         if panel >= panels:
@@ -34,32 +37,33 @@ def pack_blocks(args, thread, n_threads):
         for row in range(min(PANEL_ROWS, rows - panel * PANEL_ROWS)):
             block = source + (panel * PANEL_ROWS + row) * row_bytes
             tile = weights + panel * panel_bytes
-            for _ in range(tiles):
-                for index in range(static(T.blocks)):
-                    for group in static(range(8)):
-                        word[group] = read_word(block, index, integer(group))
-                    at = tile + index * static(T.code_bytes) + 4 * row
-                    for vector in static(range(T.bits)):
-                        packed = 0
-                        for part in static(PARTS[vector]):
-                            packed |= (word[part[0]] & static(part[1])) << static(part[2])
-                        store_i32(at + 64 * vector, packed)
-                if static(T.integers is not None):
-                    for index in range(static(T.blocks * T.halves)):
-                        at = tile + static(T.integers_at) + 16 * index + row
-                        store_u8(at, read_scale(block, index))
-                        if static(T.minimum and T.integers != "u4"):
-                            at = tile + static(T.integer_minima_at) + 16 * index + row
-                            store_u8(at, read_minimum(block, index))
-                if static(SCALE_BYTES[T.scale] == 1):
-                    store_u8(tile + static(T.scales_at) + row, load_u8(block + static(FLOATS[0])))
-                else:
-                    store_u16(tile + static(T.scales_at) + 2 * row, load_u16(block + static(FLOATS[0])))
-                if static(T.minimum):
-                    minimum = load_u16(block + static(FLOATS[1])) ^ SIGN
-                    store_u16(tile + static(T.minima_at) + 2 * row, minimum)
+            for _ in range(tiles // static(TILES_PER_BLOCK)):
+                for number in range(static(TILES_PER_BLOCK)):
+                    for index in range(static(T.blocks)):
+                        at = tile + index * static(T.code_bytes) + 4 * row
+                        for group in static(range(8)):
+                            word[group] = read_word(block, number + index, integer(group), table)
+                        for vector in static(range(T.bits)):
+                            packed = 0
+                            for part in static(PARTS[vector]):
+                                packed |= (word[part[0]] & static(part[1])) << static(part[2])
+                            store_i32(at + 64 * vector, packed)
+                    if static(T.integers is not None):
+                        for index in range(static(T.blocks * T.halves)):
+                            at = tile + static(T.integers_at) + 16 * index + row
+                            store_u8(at, read_scale(block, index))
+                            if static(T.minimum and T.integers != "u4"):
+                                at = tile + static(T.integer_minima_at) + 16 * index + row
+                                store_u8(at, read_minimum(block, index))
+                    for half in range(static(T.floats)):
+                        at = tile + static(T.scales_at) + static(FLOAT_BYTES) * (PANEL_ROWS * half + row)
+                        store_float(at, read_float(block, number * static(T.floats) + half))
+                    if static(T.minimum):
+                        store_float(
+                            tile + static(T.minima_at) + static(FLOAT_BYTES) * row, read_float_minimum(block, 0)
+                        )
+                    tile += static(T.bytes)
                 block += static(BLOCK_BYTES)
-                tile += static(T.bytes)
 
 
 def pack_floats(args, thread, n_threads):
@@ -94,162 +98,69 @@ def move_u32(target, source):
     store_i32(target, load_u32(source))
 
 
-@inline
-def spread_bits(bits):
-    """The low four bits of an integer as bit 0 of four bytes."""
-    return (bits & 15) * 0x00204081 & _EVERY_BYTE
-
-
-@inline
-def nibbles(qs, group):
-    """Word of 16 bytes whose low nibbles are inputs 0–15, the high ones inputs 16–31."""
-    return load_u32(qs + 4 * (group & 3)) >> 4 * (group >> 2) & _LOW_NIBBLES
-
-
-@inline
-def word_q8_0(block, index, group):
-    return load_u32(block + 2 + 4 * group)
-
-
-@inline
-def word_q4_0(block, index, group):
-    return nibbles(block + 2, group)
-
-
-@inline
-def word_q4_1(block, index, group):
-    return nibbles(block + 4, group)
-
-
-@inline
-def word_q5_0(block, index, group):
-    return nibbles(block + 6, group) | spread_bits(load_u32(block + 2) >> 4 * group) << 4
-
-
-@inline
-def word_q5_1(block, index, group):
-    return nibbles(block + 8, group) | spread_bits(load_u32(block + 4) >> 4 * group) << 4
-
-
-@inline
-def word_mxfp4(block, index, group):
-    return nibbles(block + 1, group)
-
-
-@inline
-def word_iq4_xs(block, index, group):
-    return nibbles(block + 8 + 16 * index, group)
-
-
-@inline
-def bit_pairs(qs, index, group):
-    """Word of 64 bytes: 32 bytes hold 128 inputs, their lowest pairs of bits inputs 0–31, and so on."""
-    return load_u32(qs + 32 * (index >> 2) + 4 * group) >> 2 * (index & 3) & 3 * _EVERY_BYTE
-
-
-@inline
-def word_q2_k(block, index, group):
-    return bit_pairs(block + 16, index, group)
-
-
-@inline
-def word_q3_k(block, index, group):
-    high = load_u32(block + 4 * group) >> index & _EVERY_BYTE
-    return bit_pairs(block + 32, index, group) | high << 2
-
-
-@inline
-def nibbles_q4_k(qs, index, group):
-    """Word of 128 bytes: 32 bytes hold one block in their low nibbles and the next in their high ones."""
-    return load_u32(qs + 32 * (index >> 1) + 4 * group) >> 4 * (index & 1) & _LOW_NIBBLES
-
-
-@inline
-def word_q4_k(block, index, group):
-    return nibbles_q4_k(block + 16, index, group)
-
-
-@inline
-def word_q5_k(block, index, group):
-    high = load_u32(block + 16 + 4 * group) >> index & _EVERY_BYTE
-    return nibbles_q4_k(block + 48, index, group) | high << 4
-
-
-@inline
-def word_q6_k(block, index, group):
-    at = block + 64 * (index >> 2) + 32 * (index & 1) + 4 * group
-    low = load_u32(at) >> 4 * (index >> 1 & 1) & _LOW_NIBBLES
-    return low | bit_pairs(block + 128, index, group) << 4
-
-
-@inline
-def scale_q2_k(block, index):
-    return load_u8(block + index)
-
-
-@inline
-def scale_q3_k(block, index):
-    low = load_u8(block + 96 + (index & 7)) >> 4 * (index >> 3) & 15
-    high = load_u8(block + 104 + (index & 3)) >> 2 * (index >> 2) & 3
-    return (low | high << 4) - 32
-
-
-@inline
-def scale_q4_k(block, index):
-    if index < 4:
-        return load_u8(block + 4 + index) & 63
-    return load_u8(block + 8 + index) & 15 | load_u8(block + index) >> 6 << 4
-
-
-@inline
-def minimum_q4_k(block, index):
-    if index < 4:
-        return load_u8(block + 8 + index) & 63
-    return load_u8(block + 8 + index) >> 4 | load_u8(block + 4 + index) >> 6 << 4
-
-
-@inline
-def scale_q6_k(block, index):
-    return load_u8(block + 192 + index)
-
-
-@inline
-def scale_iq4_xs(block, index):
-    low = load_u8(block + 4 + (index >> 1)) >> 4 * (index & 1) & 15
-    high = load_u16(block + 2) >> 2 * index & 3
-    return (low | high << 4) - 32
-
-
 @dataclass(frozen=True)
 class FileBlock:
-    """Where a type's blocks keep what a tile of one row is made of.
+    """How the tile of one row is read from a type's blocks.
 
-    word(block, index, group): 4 codes of the 32 inputs number `index`. scale(block, index), minimum(block, index): its
-    integers, as the tile stores them. `floats`: the fields of the scale and the minimum, whose sign `negate` turns.
+    word(block, index, group, table) -> 4 codes of the 32 inputs number `index`; scale(block, index) and
+    minimum(block, index) -> the integers, as the tile stores them. The bits of the float scales are those of the field
+    `d`, or of float(block, index); of the float minimum those of `m`, or of `negative_m` with the other sign.
     """
 
     word: Callable
     scale: Callable | None = None
     minimum: Callable | None = None
-    floats: tuple[str, ...] = ("d",)
-    negate: bool = False
+    d: str = "d"
+    float: Callable | None = None
+    m: str = ""
+    negative_m: str = ""
 
 
+_K_MINIMA = {"negative_m": "dmin"}
 FILE_BLOCKS = {
-    "Q8_0": FileBlock(word_q8_0),
-    "Q4_0": FileBlock(word_q4_0),
-    "Q4_1": FileBlock(word_q4_1, floats=("d", "m")),
-    "Q5_0": FileBlock(word_q5_0),
-    "Q5_1": FileBlock(word_q5_1, floats=("d", "m")),
-    "Q2_K": FileBlock(word_q2_k, scale_q2_k, floats=("d", "dmin"), negate=True),
-    "Q3_K": FileBlock(word_q3_k, scale_q3_k),
-    "Q4_K": FileBlock(word_q4_k, scale_q4_k, minimum_q4_k, floats=("d", "dmin"), negate=True),
-    "Q5_K": FileBlock(word_q5_k, scale_q4_k, minimum_q4_k, floats=("d", "dmin"), negate=True),
-    "Q6_K": FileBlock(word_q6_k, scale_q6_k),
-    "IQ4_NL": FileBlock(word_q4_0),
-    "IQ4_XS": FileBlock(word_iq4_xs, scale_iq4_xs),
-    "MXFP4": FileBlock(word_mxfp4, floats=("e",)),
+    "Q8_0": FileBlock(words.word_q8_0),
+    "Q8_1": FileBlock(words.word_q8_1),
+    "Q8_K": FileBlock(words.word_q8_k),
+    "Q4_0": FileBlock(words.word_q4_0),
+    "Q4_1": FileBlock(words.word_q4_1, m="m"),
+    "Q5_0": FileBlock(words.word_q5_0),
+    "Q5_1": FileBlock(words.word_q5_1, m="m"),
+    "Q1_0": FileBlock(words.word_q1_0),
+    "Q2_0": FileBlock(words.word_q2_0),
+    "TQ1_0": FileBlock(words.word_tq1_0),
+    "TQ2_0": FileBlock(words.word_tq2_0),
+    "Q2_K": FileBlock(words.word_q2_k, words.scale_q2_k, **_K_MINIMA),
+    "Q3_K": FileBlock(words.word_q3_k, words.scale_q3_k),
+    "Q4_K": FileBlock(words.word_q4_k, words.scale_q4_k, words.minimum_q4_k, **_K_MINIMA),
+    "Q5_K": FileBlock(words.word_q5_k, words.scale_q4_k, words.minimum_q4_k, **_K_MINIMA),
+    "Q6_K": FileBlock(words.word_q6_k, words.scale_q6_k),
+    "MXFP4": FileBlock(words.word_mxfp4, d="e"),
+    "NVFP4": FileBlock(words.word_nvfp4, float=words.float_nvfp4),
+    "IQ4_NL": FileBlock(words.word_q4_0),
+    "IQ4_XS": FileBlock(words.word_iq4_xs, words.scale_iq4_xs),
+    "IQ3_S": FileBlock(iq.word_iq3_s, iq.scale_iq3_s),
+    "IQ3_XXS": FileBlock(iq.word_iq3_xxs, iq.scale_iq3_xxs),
+    "IQ2_S": FileBlock(iq.word_iq2_s, iq.scale_iq2_s),
+    "IQ2_XS": FileBlock(iq.word_iq2_xs, iq.scale_iq2_xs),
+    "IQ2_XXS": FileBlock(iq.word_iq2_xxs, iq.scale_iq2_xxs),
+    "IQ1_S": FileBlock(iq.word_iq1_s, iq.scale_iq1_s),
+    "IQ1_M": FileBlock(iq.word_iq1_m, iq.scale_iq1_m, float=iq.float_iq1_m),
 }
+
+_LOAD = {1: load_u8, 2: load_u16, 4: load_u32}
+_STORE = {1: store_u8, 2: store_u16, 4: store_i32}
+
+
+def _float_reader(form: BlockFormat, field: str, flip: int = 0) -> Callable:
+    """float(block, index): the bits of a field, some of them flipped."""
+    dtype, offset = form.layout.fields[field][:2]
+    load = _LOAD[dtype.itemsize]
+
+    @inline
+    def read(block, index):
+        return load(block + offset) ^ flip
+
+    return read
 
 
 def build_pack(name: str) -> Callable:
@@ -257,22 +168,28 @@ def build_pack(name: str) -> Callable:
     if name in PLAIN_TYPES:
         element = PLAIN_TYPES[name].itemsize
         return specialize(pack_floats, A=PACK, ELEMENT=element, move=move_u32 if element == 4 else move_u16)
-    block, form, tile = FILE_BLOCKS[name], BLOCK_FORMATS[name], TILES[name]
+    block, form, tile = FILE_BLOCKS[name], BLOCK_FORMATS[name], tile_of(name)
     parts: list[list[tuple[int, int, int]]] = [[] for _ in range(tile.bits)]
     for group, fields in enumerate(FIELDS[tile.bits]):
         for vector, shift, mask in fields:
             parts[vector].append((group, mask * _EVERY_BYTE, shift))
+    float_bytes = SCALE_BYTES[tile.scale]
     return specialize(
         pack_blocks,
         A=PACK,
         T=tile,
         PARTS=parts,
-        FLOATS=[form.layout.fields[field][1] for field in block.floats],
-        SIGN=0x8000 if block.negate else 0,
+        FLOAT_BYTES=float_bytes,
+        TILES_PER_BLOCK=form.n_values // (BLOCK * tile.blocks),
         BLOCK_BYTES=form.n_bytes,
         read_word=block.word,
         read_scale=block.scale,
         read_minimum=block.minimum,
+        read_float=block.float or _float_reader(form, block.d),
+        read_float_minimum=_float_reader(form, block.m or block.negative_m, 0x8000 if block.negative_m else 0)
+        if tile.minimum
+        else None,
+        store_float=_STORE[float_bytes],
     )
 
 
