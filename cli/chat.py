@@ -60,12 +60,11 @@ def chat(
         max_tokens=text.max_tokens,
         stop=stops,
         ignore_eos=text.ignore_eos,
-        new_constraint=lambda: load_constraint(constraint, model),
+        constraint=load_constraint(constraint, model),
         markdown=not plain and not render.is_plain(sys.stdout),
         hide_thinking=text.hide_thinking,
         show_stats=not no_stats,
     )
-    session.new_constraint()  # a grammar that cannot be is better told now than at the first question
     reader = new_reader(session, keep_history=not no_history)
     if reader.interactive:
         render.note(f"{model.path.name}, context of {model.n_ctx} tokens. /help lists the commands, Ctrl-D leaves.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,7 +40,7 @@ class Session:
     max_tokens: int = -1
     stop: list[str] = field(default_factory=list)
     ignore_eos: bool = False
-    new_constraint: Callable[[], Constraint | None] = lambda: None
+    constraint: Constraint | None = None
     markdown: bool = False
     hide_thinking: bool = False
     show_stats: bool = True
@@ -101,7 +100,7 @@ class Session:
             "max_tokens": self.max_tokens,
             "stop": self.stop,
             "ignore_eos": self.ignore_eos,
-            "constraint": self.new_constraint(),
+            "constraint": self.constraint.copy() if self.constraint is not None else None,
         }
 
     def _new_reply(self, generation: Generation) -> Reply:

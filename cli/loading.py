@@ -10,7 +10,7 @@ import typer
 
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
-from tinyllm_cli.options import ConstraintOptions, ModelOptions
+from tinyllm_cli.options import ConstraintOptions, ModelOptions, text_or_file
 
 if TYPE_CHECKING:
     from tinyllm.chat_format import ChatTemplate
@@ -45,8 +45,21 @@ def load_template(name: str | None, model: Model) -> ChatTemplate | None:
 
 
 def load_constraint(options: ConstraintOptions, model: Model) -> Constraint | None:
-    """A fresh constraint, if the options ask for one."""
-    return None
+    """The constraint that the options ask for, if any, at its beginning."""
+    if not options.given():
+        return None
+    from tinyllm.grammar import Constraint
+
+    with usage_errors():
+        if len(options.given()) > 1:
+            raise InvalidParameterError(f"choose one of {', '.join(options.given())}")
+        if options.json_schema is not None:
+            return Constraint.from_json_schema(text_or_file(options.json_schema), model.tokenizer)
+        if options.grammar is not None:
+            return Constraint.from_grammar(text_or_file(options.grammar), model.tokenizer)
+        if options.regex is not None:
+            return Constraint.from_regex(options.regex, model.tokenizer)
+        return Constraint.from_json_schema({}, model.tokenizer)
 
 
 @contextmanager

@@ -210,9 +210,10 @@ class ConstraintOptions:
         str | None, _constraint("--regex", help="Text that fits a regular expression.", metavar="REGEX")
     ] = None
 
-    def given(self) -> bool:
-        """Whether the output is constrained at all."""
-        return self.json_object or not (self.json_schema is self.grammar is self.regex is None)
+    def given(self) -> list[str]:
+        """The options that were given."""
+        values = {"--json-schema": self.json_schema, "--grammar": self.grammar, "--regex": self.regex}
+        return [name for name, value in values.items() if value is not None] + ["--json-object"] * self.json_object
 
 
 def parse_bias(text: str) -> tuple[int, float]:

@@ -15,6 +15,7 @@ import pytest
 from fake_model import FakeModel, answers
 
 from tinyllm.conversation import Conversation
+from tinyllm.grammar import Constraint
 from tinyllm.sampler import SamplingParams
 from tinyllm_cli import chat_commands
 from tinyllm_cli.chat import converse
@@ -121,6 +122,12 @@ class TestTurns:
         talk(session, "1?")
         assert capsys.readouterr().out == "Yes.\n"
         assert contents(session)[1] == "<think>hm</think>\n\nYes."
+
+    def test_each_answer_begins_its_constraint_anew(self, capsys):
+        session = new_session("ab", "cab")
+        session.constraint = Constraint.from_regex("[ab]{2}", session.conversation.model.tokenizer)
+        talk(session, "1?", "2?")
+        assert re.fullmatch("ab\n[ab]{2}\n", capsys.readouterr().out)
 
 
 class TestInterrupts:

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -300,6 +301,44 @@ def test_options_have_the_samplers_defaults():
 )
 def test_logit_bias(text, bias):
     assert parse_bias(text) == bias
+
+
+class TestConstraints:
+    def test_a_regular_expression(self, cli):
+        result = cli(FakeModel(says("Maybe yes")), "run", "Hi", "--regex", "(yes|no)[!]{2}", "--ignore-eos")
+        assert result.code == 0
+        assert re.fullmatch(r"(yes|no)!!\n", result.out)
+
+    @pytest.mark.parametrize("source", ['root ::= "a" "b"', 'start: "ab"'], ids=["GBNF", "Lark"])
+    @pytest.mark.parametrize("how", ["text", "file"])
+    def test_a_grammar(self, cli, tmp_path, source, how):
+        (tmp_path / "grammar").write_text(source)
+        given = source if how == "text" else str(tmp_path / "grammar")
+        assert cli(FakeModel(says("xyz")), "run", "Hi", "--grammar", given).out == "ab\n"
+
+    def test_a_json_schema(self, cli):
+        schema = {
+            "type": "object",
+            "properties": {"n": {"enum": [7]}},
+            "required": ["n"],
+            "additionalProperties": False,
+        }
+        result = cli(FakeModel(says("{")), "run", "Hi", "-j", json.dumps(schema))
+        assert json.loads(result.out) == {"n": 7}
+
+    def test_cut_off_by_the_limit_is_told(self, cli):
+        result = cli(FakeModel(says("{")), "run", "Hi", "--json-object", "-n", "1")
+        assert (result.code, result.out) == (0, "{\n")
+        assert "not complete" in result.err
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [["--regex", "("], ["--json-schema", "{"], ["--grammar", "root ::= ("], ["--json-object", "--regex", "a"]],
+        ids=str,
+    )
+    def test_what_cannot_be_is_wrong_usage(self, cli, arguments):
+        result = cli(FakeModel(says("a")), "run", "Hi", *arguments)
+        assert (result.code, result.out) == (2, "")
 
 
 class TestThinking:

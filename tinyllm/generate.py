@@ -272,6 +272,8 @@ def generate(
         raise ContextFullError(
             f"the prompt has {len(ids)} tokens, the context holds {model.n_ctx}: shorten it or enlarge the context (-c)"
         )
+    if constraint is not None:
+        ignore_eos = False  # when it is finished, nothing but the end may come
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(stop):
         raise InvalidParameterError("a stop string cannot be empty")
