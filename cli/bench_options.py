@@ -141,9 +141,9 @@ def settings_of(options: TestOptions) -> list[Setting]:
         InvalidParameterError: a list cannot be read.
     """
     models = [name for text in options.model for name in ([text] if Path(text).exists() else text.split(","))]
-    threads: Sequence[int | None] = numbers("-t", options.threads) or [None]
+    threads: Sequence[int | None] = numbers("-t", options.threads, minimum=1) or [None]
     kv_types = [name for text in options.cache_type for name in text.split(",")]
-    combinations = product(models, numbers("-b", options.batch_size), kv_types, threads)
+    combinations = product(models, numbers("-b", options.batch_size, minimum=1), kv_types, threads)
     return [Setting(model, n_threads, n_batch, kv_type) for model, n_batch, kv_type, n_threads in combinations]
 
 
@@ -172,15 +172,17 @@ def _pair(text: str) -> tuple[int, int]:
     return found[0], found[1]
 
 
-def numbers(option: str, texts: Sequence[str]) -> list[int]:
+def numbers(option: str, texts: Sequence[str], minimum: int = 0) -> list[int]:
     """The numbers that lists and ranges mean: "128,512", "1-4", "0-4096+512", "1-64*2".
 
     Raises:
-        InvalidParameterError: a text is no such list; the message names the option.
+        InvalidParameterError: a text is no such list, or a number is too small; the message names the option.
     """
     found = [number for text in texts for part in text.split(",") for number in _expand(option, part.strip())]
     if len(found) > _MAX_COUNT:
         raise InvalidParameterError(f"{option} means {len(found)} numbers: give at most {_MAX_COUNT}")
+    if found and min(found) < minimum:
+        raise InvalidParameterError(f"{option} must be {minimum} or more, not {min(found)}")
     return found
 
 

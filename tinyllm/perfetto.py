@@ -54,8 +54,8 @@ def trace_document(results: Sequence[TracedResult], about: Mapping[str, Any], wi
         mine = [result for result in results if result.process == process]
         n_threads = max(result.trace.plan.n_threads for result in mine)
         named += _names(pid, process, n_threads)
-        for result in mine:
-            slices += _Writer(pid, result.trace, origin, with_args).events(result.incidents)
+        for number, result in enumerate(mine):
+            slices += _Writer(pid, number, result.trace, origin, with_args).events(result.incidents)
     slices.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
     for event in slices:
         event["ts"] /= 1000
@@ -76,8 +76,9 @@ def _names(pid: int, process: str, n_threads: int) -> Iterator[dict[str, Any]]:
 class _Writer:
     """Events of one trace; times are whole nanoseconds until the document is complete, so that slices nest exactly."""
 
-    def __init__(self, pid: int, trace: Trace, origin: float, with_args: bool):
-        self.pid, self.trace, self.origin, self.with_args = pid, trace, origin, with_args
+    def __init__(self, pid: int, number: int, trace: Trace, origin: float, with_args: bool):
+        self.pid, self.number, self.trace = pid, number, trace
+        self.origin, self.with_args = origin, with_args
 
     def events(self, incidents: Mapping[str, float]) -> Iterator[dict[str, Any]]:
         first = self._ns(np.array(self.trace.marks[0]))
@@ -191,7 +192,8 @@ class _Writer:
 
     def _flow(self, index: int, before: tuple, after: tuple) -> Iterator[dict[str, Any]]:
         """The chain of tokens: from the logits of one step to the inputs of the next."""
-        common = {"pid": self.pid, "tid": STEPS, "cat": "token", "name": "next token", "id": index}
+        common = {"pid": self.pid, "tid": STEPS, "cat": "token", "name": "next token"}
+        common["id"] = f"{self.pid}.{self.number}.{index}"
         yield {"ph": "s", "ts": before[2], **common}
         yield {"ph": "f", "bp": "e", "ts": after[0], **common}
 
