@@ -115,7 +115,7 @@ class TerminalReader:
         )
 
     def read(self) -> Entry:
-        return as_entry(self._session.prompt(PROMPT))
+        return as_entry(self._session.prompt("\n" + PROMPT))
 
 
 def _bindings() -> KeyBindings:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from fake_model import EOS, IM_END, FakeModel, answers, says, write_chain_model
+from fake_model import CHATML, EOS, IM_END, FakeModel, answers, says, write_chain_model
 
 from tinyllm.sampler import SamplingParams
 from tinyllm_cli import main, run
@@ -190,6 +190,28 @@ class TestTemplate:
         model = FakeModel(says("ok"), template="<|im_start|>{{ enable_thinking }}")
         cli(model, "run", "Hi", *arguments)
         assert bytes(model.evaluated[1:-2]).decode() == shown
+
+    def test_a_template_that_refuses_is_shown(self, cli):
+        model = FakeModel(says("ok"), template="{{ raise_exception('only in pairs') }}")
+        result = cli(model, "run", "Hi")
+        assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
+        assert "only in pairs" in result.err
+
+    def test_a_template_without_place_for_a_system_message_gets_it_in_the_question(self, cli, caplog):
+        refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+        model = FakeModel(answers("ok"), template=refusing)
+        assert cli(model, "run", "Hi", "--system", "Be brief.").out == "ok\n"
+        assert question_in(model) == "Be brief.\n\nHi"
+        assert "no place for a system message" in caplog.text
+
+    def test_another_template_by_name_or_file(self, cli, tmp_path):
+        (tmp_path / "mine.jinja").write_text("[{{ messages[0].content }}]")
+        model = FakeModel(says("ok"), template=None)
+        cli(model, "run", "Hi", "--chat-template", str(tmp_path / "mine.jinja"))
+        assert bytes(model.evaluated[:4]) == b"[Hi]"
+        assert cli(FakeModel(answers("ok"), template=None), "run", "Hi", "--chat-template", "chatml").out == "ok\n"
+        result = cli(FakeModel(says("ok")), "run", "Hi", "--chat-template", "nonsense")
+        assert (result.code, result.err.count("\n")) == (1, 1)
 
     @pytest.mark.parametrize("bad", ["{", "[]", "1"])
     def test_variables_that_are_no_json_object(self, cli, bad):
