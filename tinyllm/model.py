@@ -57,10 +57,12 @@ class Model:
     ):
         started = time.perf_counter()
         self.file, self.path = file, file.path
-        self.n_threads = _positive("n_threads", n_threads or default_threads(), 1024)
+        self.n_threads = _positive("n_threads", default_threads() if n_threads is None else n_threads, 1024)
         self.n_batch = _positive("n_batch", n_batch, 2**16)
         self.config = ModelConfig.from_file(file, n_ctx)
-        self.n_ctx = _positive("n_ctx", n_ctx or min(self.config.n_ctx_train, DEFAULT_CONTEXT), 2**31 - 1)
+        if n_ctx is None:
+            n_ctx = min(self.config.n_ctx_train, DEFAULT_CONTEXT)
+        self.n_ctx = _positive("n_ctx", n_ctx, 2**31 - 1)
         self.n_batch = min(self.n_batch, self.n_ctx)
         self.kv_type = kv_type
         # Room for several sequences at a time; memory is committed as it is written.

@@ -48,8 +48,8 @@ class Buffer:
 
     @property
     def stride(self) -> int:
-        """Bytes from row to row."""
-        return self.base.stride if self.base else _padded(self.width) * 4
+        """Bytes from row to row. A panel of 16 outputs may start at any column and be filled up with zeros."""
+        return self.base.stride if self.base else _padded(self.width + 15) * 4
 
     @property
     def address(self) -> int:

@@ -206,6 +206,9 @@ def activate(args, thread, n_threads):
                     a[part] = mul(act(g[part]), load_f32x16(up_at + 4 * i + part))
                 else:
                     a[part] = act(g[part])
+                if i + 32 > n:
+                    # What lies behind the end of gate and up belongs to others; behind y there are zeros.
+                    a[part] = keep_first(a[part], n - i - static(part // 4))
                 store_f32x16(out + 4 * i + part, a[part])
             if records != 0:
                 quantize_block(a[0], a[64], record + 2 * i)
