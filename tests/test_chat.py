@@ -545,7 +545,7 @@ class Chat:
         self.child.send("/show messages\r")
         self.child.expect("(?s)user: .*?>>>")
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.child.after).replace("\r", "")
-        return re.findall(r"(?ms)^(?:user|assistant): (.*?)(?=\n(?:user|assistant): |\n+>>>)", shown)
+        return re.findall(r"(?ms)^(?:user|assistant): (.*?)(?=\n(?:user|assistant): |\s+>>>)", shown)
 
     def ends(self) -> int:
         self.child.expect(pexpect.EOF)
