@@ -104,7 +104,7 @@ def print_markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], 
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """A line for each time a model was loaded (load, compiling, first token), and one on the machine."""
+    """Lines on each load of a model (load, compiling, first token), and on the machine."""
     from tinyllm import __version__, machine
 
     lines = []
@@ -114,19 +114,18 @@ def notes(results: Sequence[Result]) -> list[str]:
         loads.setdefault(key, []).append(result)
     for (_, model_type, n_threads, _, _), group in loads.items():
         compiled = f"{group[0].compile_s:.1f} s" if group[0].compile_s else "0 s (kept from before)"
-        parts = [f"{model_type}, {threads(n_threads)}: load {group[0].load_s:.2f} s", f"compile kernels {compiled}"]
-        for result in group:
-            if result.first_token_ns is not None and not result.trial.n_gen:
-                parts.append(f"first token after {result.trial.name}: {result.first_token_ns / 1e9:.2f} s")
-        lines.append(", ".join(parts))
+        lines.append(f"{model_type}, {threads(n_threads)}: load {group[0].load_s:.2f} s, compile kernels {compiled}")
+        first = {
+            result.trial.name: f"{result.first_token_ns / 1e9:.2f} s"
+            for result in group
+            if result.first_token_ns is not None and not result.trial.n_gen
+        }
+        lines += [f"first token after {name}: {seconds}" for name, seconds in first.items()]
     faults = sum(result.disturbances.major_faults for result in results)
     preemptions = sum(result.disturbances.preemptions for result in results)
     governor = f", {machine.governor()}" if machine.governor() else ""
-    lines.append(
-        f"tinyllm {__version__} on {machine.cpu_name()} ({machine.cpu_target()}{governor});"
-        f" during the tests: {preemptions} preemptions, {faults} page-ins"
-    )
-    lines.append("tokenizing and sampling are not part of a test")
+    lines.append(f"tinyllm {__version__} on {machine.cpu_name()} ({machine.cpu_target()}{governor})")
+    lines.append(f"meanwhile {preemptions} preemptions, {faults} page-ins; no test has tokenizing or sampling in it")
     return lines
 
 
