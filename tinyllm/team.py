@@ -9,7 +9,8 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,7 @@ class Team:
     def __init__(self, n_threads: int):
         self.n_threads = n_threads
         self.recorder: Callable[[np.ndarray], np.ndarray | None] | None = None
+        self._observers: dict[int, Callable[[int], None]] = {}
         addresses = kernel_addresses(TEAM_KERNELS)
         # A ctypes call releases the GIL.
         self._lead = ctypes.CFUNCTYPE(_INT, _INT, _INT, _INT)(addresses["executor.lead"])
@@ -103,6 +105,8 @@ class Team:
         `stamps`: int64 [n_threads, 2 · n_ops + 1] receives clock ticks: the start, then per op when the thread's own
         work ended and when all threads had finished.
         """
+        if observer := self._observers.pop(threading.get_ident(), None):
+            return self._run_observed(table, observer)
         with self._busy:
             if stamps is None and self.recorder is not None:
                 stamps = self.recorder(table)
@@ -121,6 +125,9 @@ class Team:
 
     def run_interruptible(self, table: np.ndarray) -> None:
         """Like `run`, from the main thread: Ctrl-C ends the job after the op that it is in, and is raised then."""
+        if threading.get_ident() in self._observers:
+            self.run(table)  # signals are taken between the ops
+            return
         runner = threading.Thread(target=self.run, args=(table,), name="tinyllm-leader")
         runner.start()
         try:
@@ -131,6 +138,28 @@ class Team:
             runner.join()
             self._words[JOB.stop // 8] = 0
             raise
+
+    @contextmanager
+    def observed(self, observer: Callable[[int], None]) -> Iterator[None]:
+        """What this thread runs meanwhile is run op by op, and `observer` is called with an op's index behind each.
+
+        The kernels and their order are those of an ordinary run, and so are all values. The observer may run ops itself.
+        """
+        self._observers[threading.get_ident()] = observer
+        try:
+            yield
+        finally:
+            self._observers.pop(threading.get_ident(), None)
+
+    def _run_observed(self, table: np.ndarray, observer: Callable[[int], None]) -> int:
+        """Run each op by itself; meanwhile the observer is not in force, so that it can run ops of its own."""
+        try:
+            for index in range(len(table)):
+                self.run(table[index : index + 1])
+                observer(index)
+        finally:
+            self._observers[threading.get_ident()] = observer
+        return len(table)
 
     def close(self) -> None:
         """End the workers."""
