@@ -119,5 +119,4 @@ def take(session: Session, entry: Entry) -> None:
     if command is not None:
         chat_commands.execute(session, *command)
     elif entry.text.strip():
-        session.retries = 0
         session.ask(entry.text)

@@ -51,15 +51,38 @@ class Session:
     interrupted: bool = False
 
     def ask(self, question: str) -> None:
-        """Puts a question and shows the answer; `interrupted` tells whether Ctrl-C cut it short.
+        """Puts a question, behind what is attached to it, and shows the answer.
 
-        Raises TinyLLMError, with the conversation as it was before, when there is no room or the template refuses.
+        `interrupted` tells whether Ctrl-C cut it short. Raises TinyLLMError, with all as it was before, when there is
+        no room or the template refuses.
         """
-        text = "\n\n".join([*self.attachments, question])
+        self.retries = 0
+        before = len(self.conversation.messages)
+        self._answer("\n\n".join([*self.attachments, question]))
+        if len(self.conversation.messages) != before:
+            self.attachments.clear()
+
+    def ask_again(self) -> bool:
+        """Puts the last question again, with other random numbers; False when there is none.
+
+        When no new answer comes, the old one stays.
+        """
+        before = list(self.conversation.messages)
+        question = self.conversation.undo()
+        if question is None:
+            return False
+        self.retries += 1
+        try:
+            self._answer(question["content"])
+        finally:
+            if len(self.conversation.messages) < len(before):
+                self.conversation.messages = before
+        return True
+
+    def _answer(self, text: str) -> None:
         forgotten = self.conversation.forgotten
         shown = 0
         with StopOnCtrlC() as ctrl_c, self.conversation.ask(text, **self._options()) as generation:
-            self.attachments.clear()
             self.last = generation
             self.totals.append(generation.statistics)
             reply = self._new_reply(generation)
@@ -73,23 +96,6 @@ class Session:
                 reply.finish()
         self.interrupted = generation.finish_reason is None
         self._tell(generation, self.conversation.forgotten - forgotten)
-
-    def ask_again(self) -> bool:
-        """Puts the last question again, with other random numbers; False when there is none.
-
-        When no new answer comes, the old one stays.
-        """
-        before = list(self.conversation.messages)
-        question = self.conversation.undo()
-        if question is None:
-            return False
-        self.retries += 1
-        try:
-            self.ask(question["content"])
-        finally:
-            if len(self.conversation.messages) < len(before):
-                self.conversation.messages = before
-        return True
 
     def _options(self) -> dict[str, object]:
         params = self.params
@@ -117,11 +123,13 @@ class Session:
             render.note("[no answer came; the question is taken back]")
         elif generation.finish_reason is None:
             render.note("[stopped; Ctrl-C again leaves]")
-        elif self.conversation.is_full:
+        elif generation.finish_reason == "length" and self.conversation.is_full:
             render.note(
                 f"[the context of {self.conversation.model.n_ctx} tokens is full: /undo, /clear, "
                 "a larger one (-c), or --context-shift]"
             )
+        elif generation.finish_reason == "length" and self.constraint is not None:
+            render.note("[cut off by the limit of tokens: the answer is not complete in its form]")
         if self.show_stats:
             render.note(stats_line(generation.statistics, self.conversation.n_tokens, self.conversation.model.n_ctx))
 

@@ -332,6 +332,11 @@ class TestCommands:
         talk(session, "And now?")
         assert contents(session)[-2] == "And now?"
 
+    def test_regen_leaves_what_is_attached_to_the_next_message(self, session, tmp_path):
+        (tmp_path / "notes.txt").write_text("Some notes.")
+        talk(session, f"/read {tmp_path}/notes.txt", "/regen", "Sum up.")
+        assert contents(session)[2::2] == ["2?", "Some notes.\n\nSum up."]
+
     def test_stats(self, session, capsys):
         said = self.said(session, capsys, "/stats")
         assert "2 answers of 10 tokens" in said and "seed" in said

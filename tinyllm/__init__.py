@@ -18,6 +18,7 @@ _PUBLIC = {
     "ChatTemplate": "chat_format",
     "SamplingParams": "sampler",
     "Step": "generate",
+    "Conversation": "conversation",
     "TinyLLMError": "errors",
 }
 
