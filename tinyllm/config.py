@@ -5,53 +5,143 @@ This is the only module that names architectures; per-layer facts are expanded i
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from .errors import ModelFileError, UnsupportedModelError
+from .gguf_file import GGUFFile
+from .hyperparameters import Hyperparameters
+from .rope import Rope, RopeReader
+
+log = logging.getLogger("tinyllm")
+
+DEFAULT_CONTEXT = 4096
+SCORINGS = {1: "softmax", 2: "sigmoid", 3: "chosen"}
+POOLINGS = {0: "none", 1: "mean", 2: "cls", 3: "last"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What a GGUF file does not say about an architecture.
+    """What a GGUF file does not say about an architecture; metadata win over a trait where they speak of the same."""
 
-    `pairing`: which dimensions RoPE rotates together, "adjacent" (0,1), (2,3)… or "halves" (i, i + n/2).
-    `activation`: of the feed-forward. `norm`: "rms" or "layer".
-    """
+    # Positions. `pairing`: dimensions that RoPE turns together, "adjacent" or "halves"; None: no RoPE at all.
+    pairing: str | None = "adjacent"
+    alibi_bias: float = 0.0
+    unrotated_period: int = 0  # every n-th layer has no RoPE
+    rotates: str = "all"  # or "windowed": where there are windows, only layers with a window have RoPE
+    rotation_switch: str | None = None  # a metadata key that turns RoPE off
 
-    pairing: str = "adjacent"
+    # Windows: every `window_period`-th layer sees all positions, the others a window; 0: no windows, whatever the file says.
+    window_period: int = 0
+    window_layers: int | None = None  # windows only in models with this many layers
+    window_default: int = 0
+    window_rope_base: float | None = None  # base of the windowed layers' RoPE, which then is not scaled
+    window_rope_plain: bool = False  # windowed layers' RoPE is not scaled
+
+    # The block.
+    norm: str = "rms"  # or "layer"
     activation: str = "silu"
-    norm: str = "rms"
+    parallel_key: str | None = None  # a metadata key that says whether both halves of a block read the same input
+    head_norm_after_rope: bool = False
+    head_norm_weightless: bool = False  # q and k heads are normed without weights, if they are rotated
+    head_norm_not_with: int | None = None  # … but not in models with this many experts
+    wide_scale_layers: int | None = None  # models with this many layers scale scores by 1/sqrt(n_embd / n_heads)
+    causal: bool = True
 
+    # Factors.
+    embedding_scale: float | None = 1.0  # None: sqrt(n_embd)
+    residual_depth: float | None = None  # default of the residual scale, times 1/sqrt(n_layers)
+    divides_logits: bool = False  # by logit_scale, instead of multiplying
+    logit_width: int | None = None  # default of the logit divisor: n_embd / this
+
+    # Experts.
+    scoring: str = "softmax"
+    normalises_weights: bool = True
+    weighs_input: bool = False
+
+    n_ctx_limit: int | None = None  # positions up to which the network is what is computed here
+
+
+_LLAMA = Traits()
+_NEOX = Traits(pairing="halves")
+_GPT = Traits(pairing="halves", norm="layer", activation="gelu")
+_GRANITE = Traits(divides_logits=True, rotation_switch="rope.scaling.finetuned")
+_GEMMA3 = Traits(pairing="halves", activation="gelu", embedding_scale=None, window_period=6, window_rope_base=10000.0)
 
 ARCHITECTURES: dict[str, Traits] = {
-    "llama": Traits(),
+    "llama": _LLAMA,
+    "arcee": Traits(activation="relu2"),
+    "bert": Traits(pairing=None, norm="layer", activation="gelu", causal=False),
+    "bloom": Traits(pairing=None, norm="layer", activation="gelu", alibi_bias=8.0),
+    "chatglm": _LLAMA,
+    "cohere2": Traits(norm="layer", window_period=4, rotates="windowed"),
+    "command-r": Traits(norm="layer"),
+    "deepseek": Traits(normalises_weights=False),
+    "deepseek2": Traits(normalises_weights=False),
+    "ernie4_5": _LLAMA,
+    "ernie4_5-moe": _LLAMA,
+    "exaone": _NEOX,
+    "exaone4": Traits(pairing="halves", window_period=4, window_layers=64, window_default=4096, rotates="windowed"),
+    "falcon": _GPT,
+    "gemma": Traits(pairing="halves", activation="gelu", embedding_scale=None),
+    "gemma2": Traits(
+        pairing="halves",
+        activation="gelu",
+        embedding_scale=None,
+        window_period=2,
+        window_default=4096,
+        wide_scale_layers=46,
+    ),
+    "gemma3": replace(_GEMMA3, wide_scale_layers=62),
+    "gemma-embedding": replace(_GEMMA3, causal=False),
+    "glm4": _LLAMA,
+    "glm4moe": Traits(pairing="halves", scoring="sigmoid", normalises_weights=False),
+    "gpt2": Traits(pairing=None, norm="layer", activation="gelu"),
+    "gpt-oss": Traits(pairing="halves", activation="clamped_swiglu", window_period=2, scoring="chosen"),
+    "gptneox": replace(_GPT, parallel_key="use_parallel_residual"),
+    "granite": _GRANITE,
+    "granitemoe": _GRANITE,
+    "hunyuan-dense": Traits(pairing="halves", head_norm_after_rope=True),
+    "internlm2": _LLAMA,
+    "llama4": Traits(
+        unrotated_period=4,
+        head_norm_weightless=True,
+        head_norm_not_with=128,
+        scoring="sigmoid",
+        normalises_weights=False,
+        weighs_input=True,
+        n_ctx_limit=8192,
+    ),
+    "minicpm": Traits(embedding_scale=12.0, residual_depth=1.4, divides_logits=True, logit_width=256),
+    "mpt": Traits(pairing=None, norm="layer", activation="gelu"),
+    "nemotron": Traits(pairing="halves", norm="layer", activation="relu2"),
+    "nomic-bert": Traits(pairing="halves", norm="layer", causal=False),
+    "olmo2": Traits(pairing="halves", window_period=4, window_rope_plain=True),
+    "olmoe": Traits(pairing="halves", normalises_weights=False),
+    "phi2": _GPT,
+    "phi3": _NEOX,
+    "qwen2": _NEOX,
+    "qwen2moe": Traits(pairing="halves", normalises_weights=False),
+    "qwen3": _NEOX,
+    "qwen3moe": _NEOX,
+    "seed_oss": _NEOX,
+    "smollm3": Traits(unrotated_period=4),
+    "stablelm": Traits(pairing="halves", norm="layer"),
+    "starcoder2": _GPT,
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Rope:
-    """Rotary positions of some layers: angle = position · frequency, cosine and sine times `amplitude`."""
-
-    n_rot: int
-    pairing: str
-    frequencies: np.ndarray  # float64 [n_rot / 2]
-    amplitude: float = 1.0
-    offset: int = 0  # first rotated dimension of a head
-
-    def table(self, positions: np.ndarray) -> np.ndarray:
-        """Cosine and sine per row and pair: float32 [n, n_rot / 2, 2]."""
-        angles = positions[:, None].astype(np.float64) * self.frequencies
-        return (np.stack((np.cos(angles), np.sin(angles)), axis=-1) * self.amplitude).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """Facts of one layer. `rope` is an index into `ModelConfig.ropes`, or None; `window` 0 means all positions."""
+    """Facts of one layer. `rope` is an index into `ModelConfig.ropes`, or None; `window` 0 means all positions.
+
+    `head_dim` and `v_dim` are what a position has in the cache, per KV head. `mixer` names what mixes the positions.
+    """
 
     n_heads: int
     n_kv_heads: int
@@ -60,11 +150,42 @@ class LayerConfig:
     rope: int | None
     window: int
     n_ff: int
+    mixer: str = "attention"
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """Multi-head latent attention: ranks of the compressed q (0: not compressed) and kv, and the parts of a head."""
+
+    q_rank: int
+    kv_rank: int
+    n_rot: int
+    n_plain: int
+    v_dim: int
+
+
+@dataclass(frozen=True)
+class ExpertsConfig:
+    """How tokens choose experts, and what their choice weighs.
+
+    `scoring`: "softmax" or "sigmoid" of all scores, or "chosen": softmax over the chosen experts' scores.
+    `n_groups`: experts are chosen within the best `n_groups_used` groups only.
+    """
+
+    n_experts: int
+    n_used: int
+    n_ff: int
+    scoring: str
+    normalise: bool
+    scale: float
+    n_groups: int
+    n_groups_used: int
+    weighs_input: bool
 
 
 @dataclass(frozen=True, eq=False)
 class ModelConfig:
-    """The network of one file. Sizes count elements; `attention_scale` multiplies q·k."""
+    """The network of one file. Sizes count elements; `attention_scale` multiplies q·k; a cap or clamp of 0 means none."""
 
     architecture: str
     name: str
@@ -72,162 +193,243 @@ class ModelConfig:
     n_embd: int
     n_vocab: int
     n_ctx_train: int
+    n_ctx: int
     norm: str
     norm_eps: float
     activation: str
     attention_scale: float
     layers: tuple[LayerConfig, ...]
     ropes: tuple[Rope, ...]
+    latent: LatentConfig | None = None
+    experts: ExpertsConfig | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    score_cap: float = 0.0
+    logit_cap: float = 0.0
+    qkv_clamp: float = 0.0
+    alibi_bias: float = 0.0
     causal: bool = True
+    parallel: bool = False
+    head_norm_after_rope: bool = False
+    head_norm_weightless: bool = False
+    pooling: str | None = None
     metadata: Mapping[str, Any] = field(repr=False, default_factory=dict)
 
     @classmethod
-    def from_file(cls, file: Any, n_ctx: int | None = None) -> ModelConfig:
-        """Read the configuration of an open GGUF file; `n_ctx` decides between long and short RoPE factors.
+    def from_file(cls, file: GGUFFile, n_ctx: int | None = None) -> ModelConfig:
+        """Read the configuration of an open GGUF file; `n_ctx` None: the model's own context, at most 4096 positions.
 
         Raises UnsupportedModelError for an unknown architecture and ModelFileError for metadata that make no network.
         """
-        return _Reader(file).read(n_ctx)
-
-
-class _Reader:
-    """Typed, checked access to `<architecture>.<key>`; every complaint names the file and the key."""
-
-    def __init__(self, file: Any):
-        self.file, self.metadata, self.tensors = file, file.metadata, file.tensors
-        self.architecture = self.metadata.get("general.architecture")
-        if not isinstance(self.architecture, str):
+        architecture = file.metadata.get("general.architecture")
+        if not isinstance(architecture, str):
             raise ModelFileError(f"{file.path}: general.architecture is missing: this is no language model")
-        if self.architecture not in ARCHITECTURES:
+        if architecture not in ARCHITECTURES:
             known = ", ".join(sorted(ARCHITECTURES))
             raise UnsupportedModelError(
-                f"{file.path}: architecture {self.architecture!r} is not supported (supported: {known})"
+                f"{file.path}: architecture {architecture!r} is not supported (supported: {known})"
             )
-        self.traits = ARCHITECTURES[self.architecture]
+        return _Reader(file, architecture).read(n_ctx)
 
-    def fail(self, key: str, complaint: str) -> ModelFileError:
-        return ModelFileError(f"{self.file.path}: {key} {complaint}")
 
-    def value(self, key: str, default: Any = None) -> Any:
-        return self.metadata.get(f"{self.architecture}.{key}", default)
-
-    def integer(self, key: str, default: int | None = None, minimum: int = 1, maximum: int = 2**31 - 1) -> int:
-        full = f"{self.architecture}.{key}"
-        value = self.metadata.get(full, default)
-        if value is None:
-            raise self.fail(full, "is missing")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.fail(full, f"is {value!r}, not a whole number")
-        if not minimum <= value <= maximum:
-            raise self.fail(full, f"is {value}, not between {minimum} and {maximum}")
-        return value
-
-    def number(self, key: str, default: float | None = None, positive: bool = False) -> float:
-        full = f"{self.architecture}.{key}"
-        value = self.metadata.get(full, default)
-        if value is None:
-            raise self.fail(full, "is missing")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.fail(full, f"is {value!r}, not a finite number")
-        if positive and value <= 0:
-            raise self.fail(full, f"is {value}, not above zero")
-        return float(value)
-
-    def per_layer(self, key: str, n_layers: int, default: int | None = None, minimum: int = 0) -> list[int]:
-        """A number for all layers, or an array with one for each."""
-        full = f"{self.architecture}.{key}"
-        value = self.metadata.get(full)
-        if not isinstance(value, np.ndarray | list):
-            return [self.integer(key, default, minimum)] * n_layers
-        if len(value) < n_layers:
-            raise self.fail(full, f"has {len(value)} values for {n_layers} layers")
-        values = [int(v) for v in value[:n_layers]]
-        if min(values) < minimum:
-            raise self.fail(full, f"holds {min(values)}")
-        return values
+class _Reader(Hyperparameters):
+    def __init__(self, file: GGUFFile, architecture: str):
+        super().__init__(file, architecture)
+        self.traits = ARCHITECTURES[architecture]
+        # Layers that predict further tokens at once follow the others; they take no part in the forward pass.
+        n_layers = self.integer("block_count", maximum=10_000)
+        self.n_layers = n_layers - self.integer("nextn_predict_layers", 0, minimum=0, maximum=n_layers - 1)
+        self.n_embd = self.integer("embedding_length", maximum=2**20)
+        self.n_ctx_train = self.integer("context_length")
 
     def read(self, n_ctx: int | None) -> ModelConfig:
-        n_layers = self.integer("block_count", maximum=10_000)
-        n_embd = self.integer("embedding_length", maximum=2**20)
-        n_ctx_train = self.integer("context_length")
-        n_heads = self.per_layer("attention.head_count", n_layers, minimum=1)
-        key = "attention.head_count_kv"
-        n_kv_heads = self.per_layer(key, n_layers, minimum=1) if self.value(key) is not None else n_heads
-        for heads, kv_heads in zip(n_heads, n_kv_heads, strict=True):
-            if heads % kv_heads:
-                raise self.fail(f"{self.architecture}.{key}", f"{kv_heads} does not divide {heads} heads")
-        if self.value("attention.key_length") is None and n_embd % n_heads[0]:
-            raise self.fail(f"{self.architecture}.attention.head_count", f"{n_heads[0]} does not divide {n_embd}")
-        head_dim = self.integer("attention.key_length", n_embd // n_heads[0], maximum=2**16)
-        v_dim = self.integer("attention.value_length", head_dim, maximum=2**16)
-        n_ff = self.per_layer("feed_forward_length", n_layers, minimum=1)
-        embedding = self.tensors.get("token_embd.weight")
-        if embedding is None:
-            raise self.fail("tensor token_embd.weight", "is missing")
-        n_vocab = embedding.shape[0]
-        norm_key = "attention.layer_norm_rms_epsilon" if self.traits.norm == "rms" else "attention.layer_norm_epsilon"
-        rope = self.rope(n_layers, head_dim, n_ctx or n_ctx_train)
-        layers = tuple(
-            LayerConfig(n_heads[i], n_kv_heads[i], head_dim, v_dim, 0, 0, n_ff[i]) for i in range(n_layers)
-        )
-        name = self.metadata.get("general.name")
+        traits = self.traits
+        embedding = self.file.tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.shape) != 2:
+            raise ModelFileError(f"{self.file.path}: tensor token_embd.weight is missing or no matrix")
+        n_ctx = self.context(n_ctx)
+        windows = self.windows()
+        latent = self.latent()
+        layers, ropes, head_dim = self.layers(windows, latent, n_ctx)
+        experts = self.experts()
+        name = self.file.metadata.get("general.name")
+        logit_scale = self.factor("logit_scale", self.n_embd / traits.logit_width if traits.logit_width else 1.0)
         return ModelConfig(
             architecture=self.architecture,
             name=name if isinstance(name, str) and name else self.file.path.stem,
-            n_layers=n_layers,
-            n_embd=n_embd,
-            n_vocab=n_vocab,
-            n_ctx_train=n_ctx_train,
-            norm=self.traits.norm,
-            norm_eps=self.number(norm_key),
-            activation=self.traits.activation,
-            attention_scale=self.number("attention.scale", 1.0 / math.sqrt(head_dim), positive=True),
+            n_layers=self.n_layers,
+            n_embd=self.n_embd,
+            n_vocab=embedding.shape[0],
+            n_ctx_train=self.n_ctx_train,
+            n_ctx=n_ctx,
+            norm=traits.norm,
+            norm_eps=self.number(f"attention.layer_norm_{'rms_' if traits.norm == 'rms' else ''}epsilon"),
+            activation=traits.activation,
+            attention_scale=self.attention_scale(head_dim, layers[0].n_heads),
             layers=layers,
-            ropes=(rope,),
-            metadata=self.metadata,
+            ropes=ropes,
+            latent=latent,
+            experts=experts,
+            embedding_scale=self.factor("embedding_scale", traits.embedding_scale or math.sqrt(self.n_embd)),
+            residual_scale=self.factor("residual_scale", (traits.residual_depth or 1.0) / self.depth_root()),
+            logit_scale=1.0 / logit_scale if traits.divides_logits else logit_scale,
+            score_cap=self.number("attn_logit_softcapping", 0.0),
+            logit_cap=self.number("final_logit_softcapping", 0.0),
+            qkv_clamp=self.number("attention.clamp_kqv", 0.0),
+            alibi_bias=self.number("attention.max_alibi_bias", traits.alibi_bias),
+            causal=self.flag("attention.causal", traits.causal),
+            parallel=bool(traits.parallel_key) and self.flag(traits.parallel_key, True),
+            head_norm_after_rope=traits.head_norm_after_rope,
+            head_norm_weightless=traits.head_norm_weightless
+            and (experts is None or experts.n_experts != traits.head_norm_not_with),
+            pooling=self.pooling(),
+            metadata=self.file.metadata,
         )
 
-    def rope(self, n_layers: int, head_dim: int, n_ctx: int) -> Rope:
-        """Frequencies with the scaling that the file asks for."""
-        n_rot = self.integer("rope.dimension_count", head_dim, minimum=2)
-        if n_rot > head_dim or n_rot % 2:
-            raise self.fail(f"{self.architecture}.rope.dimension_count", f"is {n_rot} with heads of {head_dim}")
-        base = self.number("rope.freq_base", 10000.0, positive=True)
-        frequencies = base ** (-np.arange(0, n_rot, 2, dtype=np.float64) / n_rot)
-        amplitude = 1.0
-        factors = self.tensors.get("rope_freqs.weight")
-        if factors is not None:
-            values = np.frombuffer(factors.data, np.float32)
-            if len(values) != n_rot // 2 or not np.all(values > 0):
-                raise self.fail("tensor rope_freqs.weight", f"does not hold {n_rot // 2} factors above zero")
-            frequencies = frequencies / values
-        kind = self.value("rope.scaling.type", "linear" if self.value("rope.scale_linear") else "none")
-        factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 1.0), positive=True)
-        if kind == "linear":
-            frequencies = frequencies / factor
-        elif kind == "yarn":
-            frequencies, amplitude = self.yarn(frequencies, n_rot, base, factor)
-        elif kind not in ("none", "longrope"):
-            raise UnsupportedModelError(
-                f"{self.file.path}: {self.architecture}.rope.scaling.type {kind!r} is not supported"
-            )
-        return Rope(n_rot, self.traits.pairing, frequencies, amplitude)
+    def depth_root(self) -> float:
+        return math.sqrt(self.n_layers) if self.traits.residual_depth else 1.0
 
-    def yarn(
-        self, frequencies: np.ndarray, n_rot: int, base: float, factor: float
-    ) -> tuple[np.ndarray, float]:
-        """YaRN (Peng et al. 2023): fast dimensions keep their frequency, slow ones are interpolated, with a ramp between."""
-        original = self.integer("rope.scaling.original_context_length", self.integer("context_length"))
-        beta_fast = self.number("rope.scaling.yarn_beta_fast", 32.0, positive=True)
-        beta_slow = self.number("rope.scaling.yarn_beta_slow", 1.0, positive=True)
+    def context(self, n_ctx: int | None) -> int:
+        """Positions of the context: never more than the network has learned positions for."""
+        table = self.file.tensors.get("position_embd.weight")
+        limits = [limit for limit in (table and table.shape[0], self.traits.n_ctx_limit) if limit]
+        limit = min(limits, default=2**31 - 1)
+        if n_ctx is not None and n_ctx > limit:
+            log.warning("%s: the context is limited to %d positions, not %d", self.file.path.name, limit, n_ctx)
+        return min(n_ctx or min(self.n_ctx_train, DEFAULT_CONTEXT), limit)
 
-        def dimension(rotations: float) -> float:
-            return n_rot * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+    def layers(
+        self, windows: list[int], latent: LatentConfig | None, n_ctx: int
+    ) -> tuple[tuple[LayerConfig, ...], tuple[Rope, ...], int]:
+        """The layers, their ropes, and the size of a head that scores are scaled by."""
+        n_heads = self.per_layer("attention.head_count", self.n_layers)
+        n_kv_heads = n_heads
+        if self.has("attention.head_count_kv"):
+            n_kv_heads = self.per_layer("attention.head_count_kv", self.n_layers)
+        for heads, kv_heads in zip(n_heads, n_kv_heads, strict=True):
+            if heads % kv_heads:
+                raise self.fail("attention.head_count_kv", f"is {kv_heads}, which does not divide {heads} heads")
+        if not self.has("attention.key_length") and self.n_embd % n_heads[0]:
+            raise self.fail("attention.head_count", f"is {n_heads[0]}, which does not divide {self.n_embd}")
+        head_dim = self.integer("attention.key_length", self.n_embd // n_heads[0], maximum=2**16)
+        v_dim = self.integer("attention.value_length", head_dim, maximum=2**16)
+        n_ff = self.per_layer("feed_forward_length", self.n_layers, minimum=0)
+        rotated_dim = head_dim
+        if latent is not None:
+            rotated_dim = latent.n_plain + latent.n_rot
+            n_kv_heads = [1] * self.n_layers
+            head_dim, v_dim = latent.kv_rank + latent.n_rot, latent.kv_rank
+        ropes, rope_of_layer = self.ropes(windows, latent, rotated_dim, n_ctx)
+        mixer = "attention" if latent is None else "latent"
+        layers = tuple(
+            LayerConfig(n_heads[i], n_kv_heads[i], head_dim, v_dim, rope_of_layer[i], windows[i], n_ff[i], mixer)
+            for i in range(self.n_layers)
+        )
+        return layers, ropes, rotated_dim
 
-        low = max(0, math.floor(dimension(beta_fast)))
-        high = min(n_rot - 1, math.ceil(dimension(beta_slow)))
-        ramp = 1 - np.clip((np.arange(n_rot // 2) - low) / max(0.001, high - low), 0, 1)
-        return frequencies * (ramp + (1 - ramp) / factor), 1.0 + 0.1 * math.log(factor)
+    def windows(self) -> list[int]:
+        """The window of each layer, 0 for all positions."""
+        traits, key = self.traits, "attention.sliding_window"
+        used = traits.window_period and traits.window_layers in (None, self.n_layers)
+        if not used or not (self.has(key) or traits.window_default):
+            return [0] * self.n_layers
+        window = self.integer(key, traits.window_default)
+        pattern = self.value(f"{key}_pattern")
+        if isinstance(pattern, np.ndarray | list):
+            if len(pattern) < self.n_layers:
+                raise self.fail(f"{key}_pattern", f"has {len(pattern)} values for {self.n_layers} layers")
+            windowed = [bool(value) for value in pattern[: self.n_layers]]
+        else:
+            period = self.integer(f"{key}_pattern", traits.window_period)
+            windowed = [i % period < period - 1 for i in range(self.n_layers)]
+        return [window if yes else 0 for yes in windowed]
+
+    def ropes(
+        self, windows: list[int], latent: LatentConfig | None, head_dim: int, n_ctx: int
+    ) -> tuple[tuple[Rope, ...], list[int | None]]:
+        """The ropes of the model, and which of them each layer uses."""
+        traits = self.traits
+        if traits.pairing is None or (traits.rotation_switch and not self.flag(traits.rotation_switch, True)):
+            return (), [None] * self.n_layers
+        reader = RopeReader(self, traits.pairing, head_dim, self.n_ctx_train, n_ctx)
+        rope = reader.scaled()
+        if latent is not None:
+            # YaRN's amplitude is in the scale of the scores, and the rotated dimensions follow the latent ones.
+            rope = replace(rope, amplitude=1.0, offset=latent.kv_rank)
+        ropes, of_layer = [rope], [0] * self.n_layers
+        if any(windows) and (traits.window_rope_base or traits.window_rope_plain or self.has("rope.freq_base_swa")):
+            base = self.factor("rope.freq_base_swa", traits.window_rope_base or reader.base)
+            plain = traits.window_rope_base or traits.window_rope_plain
+            ropes.append(reader.plain(base) if plain else reader.scaled(base))
+            of_layer = [int(window > 0) for window in windows]
+        period = traits.unrotated_period
+        windowed_only = traits.rotates == "windowed" and any(windows)
+        return tuple(ropes), [
+            None if (period and i % period == period - 1) or (windowed_only and not windows[i]) else of_layer[i]
+            for i in range(self.n_layers)
+        ]
+
+    def attention_scale(self, head_dim: int, n_heads: int) -> float:
+        """The factor on q·k."""
+        if self.traits.wide_scale_layers == self.n_layers:
+            head_dim = self.n_embd // n_heads
+        scale = self.factor("attention.scale", 1.0 / math.sqrt(head_dim))
+        if self.has("rope.scaling.yarn_log_multiplier"):
+            stretch = math.log(self.factor("rope.scaling.factor"))
+            scale *= (1.0 + self.number("rope.scaling.yarn_log_multiplier") * stretch) ** 2
+        return scale
+
+    def latent(self) -> LatentConfig | None:
+        if not self.has("attention.kv_lora_rank"):
+            return None
+        n_rot = self.integer("rope.dimension_count", maximum=2**16)
+        key_length = "attention.key_length_mla" if self.has("attention.key_length_mla") else "attention.key_length"
+        value_length = (
+            "attention.value_length_mla" if self.has("attention.value_length_mla") else "attention.value_length"
+        )
+        kv_rank = self.integer("attention.kv_lora_rank", maximum=2**16)
+        if kv_rank % 32:
+            raise self.fail("attention.kv_lora_rank", f"is {kv_rank}, not a multiple of 32")
+        return LatentConfig(
+            q_rank=self.integer("attention.q_lora_rank", 0, minimum=0, maximum=2**20),
+            kv_rank=kv_rank,
+            n_rot=n_rot,
+            n_plain=self.integer(key_length, minimum=n_rot + 1, maximum=2**16) - n_rot,
+            v_dim=self.integer(value_length, maximum=2**16),
+        )
+
+    def experts(self) -> ExpertsConfig | None:
+        n_experts = self.integer("expert_count", 0, minimum=0, maximum=2**16)
+        if n_experts == 0:
+            return None
+        traits = self.traits
+        scoring = traits.scoring
+        if self.integer("expert_gating_func", 0, minimum=0, maximum=2**16):
+            code = self.integer("expert_gating_func")
+            if code not in SCORINGS:
+                raise UnsupportedModelError(
+                    f"{self.file.path}: {self.architecture}.expert_gating_func {code} is not supported"
+                )
+            scoring = SCORINGS[code]
+        n_groups = self.integer("expert_group_count", 1, minimum=0, maximum=n_experts) or 1
+        if n_experts % n_groups:
+            raise self.fail("expert_group_count", f"is {n_groups}, which does not divide {n_experts} experts")
+        n_ff = "expert_feed_forward_length" if self.has("expert_feed_forward_length") else "feed_forward_length"
+        return ExpertsConfig(
+            n_experts=n_experts,
+            n_used=self.integer("expert_used_count", maximum=n_experts),
+            n_ff=max(self.per_layer(n_ff, self.n_layers, minimum=0)),
+            scoring=scoring,
+            normalise=self.flag("expert_weights_norm", traits.normalises_weights),
+            scale=self.factor("expert_weights_scale"),
+            n_groups=n_groups,
+            n_groups_used=self.integer("expert_group_used_count", n_groups, minimum=0, maximum=n_groups) or n_groups,
+            weighs_input=traits.weighs_input,
+        )
+
+    def pooling(self) -> str | None:
+        if not self.has("pooling_type"):
+            return None
+        code = self.integer("pooling_type", minimum=0)
+        return POOLINGS.get(code, f"type {code}")

@@ -22,6 +22,7 @@ class LayerPool:
         self.v_offset = head_dim * PAGE * element
         self.head_bytes = self.v_offset + PAGE * v_padded * element
         self.page_bytes = n_kv_heads * self.head_bytes
+        self.group = 0
         # Zeroed by the system as pages are first touched: values behind the end of a sequence must be finite.
         self.memory = np.zeros(n_pages * self.page_bytes + 64, np.uint8)
         self.address = self.memory.ctypes.data + -self.memory.ctypes.data % 64
@@ -36,7 +37,10 @@ class KVCache:
         self.kv_type = kv_type
         self.n_pages = n_pages
         self.layers = [
-            LayerPool(layer.n_kv_heads, layer.head_dim, layer.v_dim, ELEMENT_BYTES[kv_type], n_pages)
+            # Latent attention's values are part of its keys.
+            LayerPool(
+                layer.n_kv_heads, layer.head_dim, 0 if layer.mixer == "latent" else layer.v_dim, ELEMENT_BYTES[kv_type], n_pages
+            )
             for layer in config.layers
         ]
         self._free = list(range(n_pages - 1, -1, -1))

@@ -15,17 +15,16 @@ from typing import Any
 import numpy as np
 
 from .config import ModelConfig
-from .errors import ContextFullError, InvalidParameterError
+from .errors import ContextFullError, InvalidParameterError, UnsupportedModelError
 from .gguf_file import GGUFFile, open_gguf
 from .kernels.abi import PAGE
-from .kernels.dequantize import decode
 from .kernels.jit import kernel_addresses
 from .kv_cache import KVCache, PageTable
+from .step import Run
 from .team import TEAM_KERNELS, Team, default_threads
 from .transformer import load_weights, record
 from .weights import Weights
 
-DEFAULT_CONTEXT = 4096
 # Steps of more rows take long enough that Ctrl-C must be able to end them in the middle.
 _INTERRUPTIBLE_ROWS = 8
 
@@ -53,17 +52,21 @@ class Model:
     """Immutable after loading; sequences hold what changes. One step runs at a time, others wait."""
 
     def __init__(
-        self, file: GGUFFile, n_ctx: int | None = None, n_threads: int | None = None, kv_type: str = "f16", n_batch: int = 512
+        self,
+        file: GGUFFile,
+        n_ctx: int | None = None,
+        n_threads: int | None = None,
+        kv_type: str = "f16",
+        n_batch: int = 512,
     ):
         started = time.perf_counter()
         self.file, self.path = file, file.path
         self.n_threads = _positive("n_threads", default_threads() if n_threads is None else n_threads, 1024)
         self.n_batch = _positive("n_batch", n_batch, 2**16)
-        self.config = ModelConfig.from_file(file, n_ctx)
-        if n_ctx is None:
-            n_ctx = min(self.config.n_ctx_train, DEFAULT_CONTEXT)
-        self.n_ctx = _positive("n_ctx", n_ctx, 2**31 - 1)
-        self.n_batch = min(self.n_batch, self.n_ctx)
+        self.config = ModelConfig.from_file(file, None if n_ctx is None else _positive("n_ctx", n_ctx, 2**31 - 1))
+        self.n_ctx = self.config.n_ctx
+        # Where tokens see those behind them, all are computed in one step.
+        self.n_batch = min(self.n_batch, self.n_ctx) if self.config.causal else self.n_ctx
         self.kv_type = kv_type
         # Room for several sequences at a time; memory is committed as it is written.
         self.cache = KVCache(self.config, 4 * -(-self.n_ctx // PAGE), kv_type)
@@ -77,7 +80,6 @@ class Model:
         self.team = Team(self.n_threads)
         weights.pack(self.team)
         self.network.plan.finish()
-        self._embedding = file.tensors["token_embd.weight"]
         self._busy = threading.Lock()
         self.load_s = time.perf_counter() - started
 
@@ -127,6 +129,12 @@ class Model:
 
         return chat(self, messages, **options)
 
+    def embed(self, text: str | Ids[int], pooling: str | None = None, normalize: bool = False) -> np.ndarray:
+        """The meaning of a text as a vector: float32 [n_embd]; see `tinyllm.embed.embed`."""
+        from .embed import embed
+
+        return embed(self, text, pooling, normalize)
+
     def close(self) -> None:
         """End the threads and unmap the file."""
         self.team.close()
@@ -138,41 +146,25 @@ class Model:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _step(self, rows: list[tuple[Sequence, int, list[int]]], out: list[int]) -> np.ndarray:
-        """Run one step: `rows` are (sequence, first position, tokens) runs, `out` the row numbers whose logits are wanted.
+    def _step(self, runs: list[Run], out: list[int], hidden: bool = False) -> np.ndarray:
+        """Run one step; `out` are the numbers of the rows whose logits (or `hidden` states) are wanted.
 
-        float32 [len(out), n_vocab], a view that the next step overwrites.
+        float32 [len(out), n_vocab or n_embd], a view that the next step overwrites.
 
         Raises KeyboardInterrupt if Ctrl-C came during a long step.
         """
-        network, plan, inputs = self.network, self.network.plan, self.network.inputs
-        tokens = [token for _, _, run in rows for token in run]
+        network = self.network
+        tokens = [token for run in runs for token in run.tokens]
         n = len(tokens)
-        block, at = 0, 0
-        for sequence, position, run in rows:
-            table = sequence.pages.address
-            inputs.rows[at : at + len(run), 0] = range(position, position + len(run))
-            inputs.rows[at : at + len(run), 1] = table
-            for start in range(0, len(run), network.attention.block_tokens):
-                size = min(network.attention.block_tokens, len(run) - start)
-                inputs.blocks[block] = (at + start, size, position + start, position + len(run), table)
-                block += 1
-            at += len(run)
-        inputs.n_blocks[0] = block
-        positions = inputs.rows[:n, 0]
-        for rope, table in zip(self.config.ropes, inputs.ropes, strict=True):
-            table[:n] = rope.table(positions)
-        inputs.out_index[: len(out)] = out
-        plan.set_rows(n, len(out))
-        embedded = decode(self._embedding.type.name, self._embedding.rows(tokens), self.config.n_embd)
-        if self.config.embedding_scale != 1.0:
-            embedded *= np.float32(self.config.embedding_scale)
-        network.x.array[:n] = embedded
+        positions = network.inputs.fill(runs, out, network.attention.block_tokens)
+        network.plan.set_rows(n, len(out))
+        network.x.array[:n] = network.weights.embedding.rows(tokens, positions)
+        table = network.hidden_table if hidden else network.plan.table
         if n > _INTERRUPTIBLE_ROWS and threading.current_thread() is threading.main_thread():
-            self.team.run_interruptible(plan.table)
+            self.team.run_interruptible(table)
         else:
-            self.team.run(plan.table)
-        return network.logits.array[: len(out)]
+            self.team.run(table)
+        return (network.hidden if hidden else network.logits).array[: len(out)]
 
 
 class Sequence:
@@ -191,10 +183,12 @@ class Sequence:
     ) -> np.ndarray | None:
         """Compute `ids` behind what is there, in chunks.
 
-        `want`: logits of the "last" token (float32 [1, n_vocab]), of "all" ([len(ids), n_vocab]), or "none" (None).
+        `want`: logits of the "last" token (float32 [1, n_vocab]), of "all" ([len(ids), n_vocab]), "hidden" states of all
+        ([len(ids), n_embd], normed), or "none" (None).
         A KeyboardInterrupt ends the step within an op; the sequence then holds the chunks that were complete.
 
-        Raises ContextFullError if the ids do not fit, InvalidParameterError for an id that is no token.
+        Raises ContextFullError if the ids do not fit, InvalidParameterError for an id that is no token,
+        UnsupportedModelError if logits are wanted of an encoder.
         """
         model = self.model
         ids = [int(token) for token in ids]
@@ -208,13 +202,17 @@ class Sequence:
                 f"{len(self) + len(ids)} tokens do not fit into the context of {model.n_ctx}"
                 f" ({len(self)} in the cache, {len(ids)} new); use a larger context size"
             )
-        result = np.empty((len(ids), n_vocab), np.float32) if want == "all" else None
-        logits = None
+        hidden = want == "hidden"
+        if model.network.logits is None and not hidden:
+            raise UnsupportedModelError(f"{model.path.name} is an encoder: it makes embeddings, not text")
+        if not model.config.causal and self.tokens:
+            raise InvalidParameterError("an encoder reads a text at once: it cannot be continued")
+        result = []
         with model._busy:
             for start in range(0, len(ids), model.n_batch):
                 chunk = ids[start : start + model.n_batch]
                 last_chunk = start + len(chunk) == len(ids)
-                if want == "all":
+                if want in ("all", "hidden"):
                     out = list(range(len(chunk)))
                 else:
                     out = [len(chunk) - 1] if last_chunk and want == "last" else []
@@ -222,16 +220,14 @@ class Sequence:
                     return None
                 try:
                     self.pages.reserve(len(self) + len(chunk), len(self))
-                    logits = model._step([(self, len(self), chunk)], out)
+                    rows = model._step([Run(len(self), chunk, self.pages.address)], out, hidden)
                 except BaseException:
                     self.pages.truncate(len(self))
                     raise
                 self.tokens += chunk
-                if result is not None:
-                    result[start : start + len(chunk)] = logits
-        if result is not None:
-            return result
-        return logits.copy() if want == "last" else None
+                if out:
+                    result.append(rows.copy())
+        return np.concatenate(result) if result else None
 
     def truncate(self, n: int) -> None:
         """Keep the first n tokens."""

@@ -5,17 +5,20 @@ Recording hands out buffers and fills a table of (kernel for one row, kernel for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from .kernels import abi
+from .kernels.formats import PANEL_ROWS
 from .kernels.jit import kernel_addresses
-from .weights import Matrix, Vector
+from .weights import Fused, Matrix, Vector
 
 
-def _padded(n: int) -> int:
+def padded(n: int) -> int:
+    """Floats of a row of n: whole records."""
     return -(-n // 32) * 32
 
 
@@ -36,9 +39,9 @@ class Buffer:
     name: str
     width: int
     max_rows: int
-    wants_records: bool = False
     column: int = 0
     base: Buffer | None = None
+    _wants_records: bool = False
     _memory: np.ndarray | None = field(default=None, repr=False)
     _records: np.ndarray | None = field(default=None, repr=False)
 
@@ -47,51 +50,106 @@ class Buffer:
             self._memory = aligned_zeros(self.max_rows * self.stride)
 
     @property
+    def root(self) -> Buffer:
+        return self.base or self
+
+    @property
     def stride(self) -> int:
-        """Bytes from row to row. A panel of 16 outputs may start at any column and be filled up with zeros."""
-        return self.base.stride if self.base else _padded(self.width + 15) * 4
+        """Bytes from row to row."""
+        return self.base.stride if self.base else padded(self.width) * 4
 
     @property
     def address(self) -> int:
-        if self.base:
-            return self.base.address + 4 * self.column
-        return self._memory.ctypes.data
+        return self.root._memory.ctypes.data + 4 * self.column
+
+    @property
+    def wants_records(self) -> bool:
+        return self.root._wants_records
+
+    @wants_records.setter
+    def wants_records(self, wanted: bool) -> None:
+        self.root._wants_records = wanted
 
     @property
     def records(self) -> int:
-        if self._records is None:
-            self._records = aligned_zeros(self.max_rows * self.records_stride)
-        return self._records.ctypes.data
+        """Address of the records; only columns that begin at a multiple of 32 have some."""
+        root = self.root
+        if root._records is None:
+            root._records = aligned_zeros(root.max_rows * root.records_stride)
+        if self.column % 32:
+            raise ValueError(f"columns of {self.name} begin within a record")
+        return root._records.ctypes.data + self.column // 32 * abi.RECORD
 
     @property
     def records_stride(self) -> int:
-        return _padded(self.width) // 32 * abi.RECORD
+        return self.root.stride // 128 * abi.RECORD
 
     def columns(self, start: int, width: int, name: str) -> Buffer:
         """A view of some columns."""
-        return Buffer(name, width, self.max_rows, column=self.column + start, base=self.base or self)
+        return Buffer(name, width, self.max_rows, column=self.column + start, base=self.root)
 
     @property
     def array(self) -> np.ndarray:
         """float32 [max_rows, width], a view of the live memory."""
-        root = self.base or self
-        rows = root._memory.view(np.float32).reshape(self.max_rows, -1)
+        rows = self.root._memory.view(np.float32).reshape(self.max_rows, -1)
         return rows[:, self.column : self.column + self.width]
 
 
 @dataclass(eq=False)
 class Op:
-    """One named step. `reads` and `operations` are bytes of weights and arithmetic operations per run, and per row."""
+    """One named step. `weight_bytes` are read per run, `operations_per_row` are arithmetic operations per row.
+
+    `calls`: an op that calls other kernels for each of its `blocks` of arguments has them here, for one row and for many.
+    """
 
     stage: str
     layer: int | None
     one: str
     many: str
     arguments: abi.Arguments
-    values: dict[str, int | float]
+    values: dict[str, Any]
     output: Buffer | None
     weight_bytes: int = 0
     operations_per_row: int = 0
+    calls: tuple[str, str] | None = None
+    blocks: Blocks | None = None
+
+
+@dataclass(eq=False)
+class Blocks:
+    """Argument blocks of `count` products of the same shape: block i has `values`, plus i times `steps`."""
+
+    count: int
+    values: dict[str, Any]
+    steps: dict[str, int]
+
+
+class ExpertChoice:
+    """Which experts the rows of a step chose: memory that kernels fill (see `moe.py`); the fields are addresses.
+
+    Per row and choice: `ids` int64, `weights` float32, `places`: its pair's number. Per pair: `pair_rows` int64,
+    `pair_weights` float32. Per expert: `counts` and `firsts` of its pairs. `active` lists the `n_active` chosen experts.
+    """
+
+    def __init__(self, plan: Plan, n_experts: int, n_used: int):
+        n_pairs = plan.max_rows * n_used
+        sizes = {
+            "ids": n_pairs,
+            "weights": n_pairs,
+            "places": n_pairs,
+            "pair_rows": n_pairs,
+            "pair_weights": n_pairs,
+            "counts": n_experts,
+            "firsts": n_experts,
+            "active": n_experts,
+            "n_active": 1,
+            "n_pairs": 1,
+        }
+        self.n_used = n_used
+        self._memory = {name: aligned_zeros(8 * size) for name, size in sizes.items()}
+
+    def __getattr__(self, name: str) -> int:
+        return self._memory[name].ctypes.data
 
 
 class Plan:
@@ -102,8 +160,11 @@ class Plan:
         self.ops: list[Op] = []
         self._counters = aligned_zeros(128).view(np.int64)
         self._layer: int | None = None
+        self._buffers: dict[tuple[str, int, int], Buffer] = {}
         self._scratch_bytes = 0
         self._table: np.ndarray | None = None
+        self._kept: list[np.ndarray] = []
+        self._shared: dict[str, Any] = {}
 
     @property
     def rows(self) -> int:
@@ -126,99 +187,310 @@ class Plan:
         """Ops recorded from here on belong to this layer."""
         self._layer = index
 
-    def buffer(self, name: str, width: int, max_rows: int | None = None) -> Buffer:
-        return Buffer(name, width, max_rows or self.max_rows)
+    def buffer(self, name: str, width: int, rows_factor: int = 1) -> Buffer:
+        """Memory for `rows_factor` · max_rows rows; layers that ask for the same name and width share it."""
+        key = (name, width, rows_factor)
+        if key not in self._buffers:
+            self._buffers[key] = Buffer(name, width, rows_factor * self.max_rows)
+        return self._buffers[key]
 
-    def add(self, stage: str, kernel: str | tuple[str, str], arguments: abi.Arguments, output: Buffer | None = None,
-            rows: int | None = None, weight_bytes: int = 0, operations_per_row: int = 0, **values: int | float) -> None:
-        """Append an op. `kernel` is one name, or a pair for one row and for many."""
+    def shared(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` returns, made once for all layers and kept as long as the plan."""
+        if name not in self._shared:
+            self._shared[name] = make()
+        return self._shared[name]
+
+    @property
+    def buffers(self) -> dict[str, Buffer]:
+        """All buffers by name; of several widths the last."""
+        return {name: buffer for (name, _, _), buffer in self._buffers.items()}
+
+    def add(
+        self,
+        stage: str,
+        kernel: str | tuple[str, str],
+        arguments: abi.Arguments,
+        output: Buffer | None = None,
+        rows: int | None = None,
+        weight_bytes: int = 0,
+        operations_per_row: int = 0,
+        **values: Any,
+    ) -> Op:
+        """Append an op. `kernel` is one name, or a pair for one row and for many.
+
+        A value may be a function without arguments: it is called when the plan is complete.
+        """
         one, many = (kernel, kernel) if isinstance(kernel, str) else kernel
         values = {"n_rows": rows or self.rows, **values}
-        self.ops.append(Op(stage, self._layer, one, many, arguments, values, output, weight_bytes, operations_per_row))
+        op = Op(stage, self._layer, one, many, arguments, values, output, weight_bytes, operations_per_row)
+        self.ops.append(op)
+        return op
 
-    def linear(self, stage: str, x: Buffer, matrices: Sequence[Matrix], y: Buffer, *, rows: int | None = None,
-               accumulate: bool = False, scale: float = 1.0) -> None:
-        """y = scale · (W x + b), or y += …; several matrices fill y's columns one after another."""
-        column = 0
+    def linear(
+        self,
+        stage: str,
+        x: Buffer,
+        weights: Matrix | Fused,
+        y: Buffer,
+        *,
+        rows: int | None = None,
+        accumulate: bool = False,
+        scale: float = 1.0,
+    ) -> Op:
+        """y = scale · (W x + b), or y += …; fused matrices fill y's columns one after another. The first op."""
+        matrices = weights.matrices if isinstance(weights, Fused) else [weights]
+        n_before, column = len(self.ops), 0
         for matrix in matrices:
-            tile = matrix.tile
-            quantized = not tile.is_float
-            name = matrix.tile.name
-            self._scratch_bytes = max(self._scratch_bytes, _GEMM_SCRATCH)
+            target = y.columns(column, matrix.n_outputs, stage) if len(matrices) > 1 else y
             self.add(
                 stage if len(matrices) == 1 else matrix.stage or stage,
-                (f"matmul.gemv:{name}", f"matmul.gemm:{name}"),
+                _products(matrix),
                 abi.LINEAR,
-                y.columns(column, matrix.n_outputs, stage) if len(matrices) > 1 else y,
+                target,
                 rows,
                 matrix.n_bytes,
                 2 * matrix.n_outputs * matrix.n_inputs,
-                grain=max(1, min(16, matrix.panels // (4 * self.n_threads))),
-                panels=matrix.panels,
-                tiles=matrix.tiles,
-                panel_bytes=matrix.panel_bytes,
-                weights=matrix.address,
-                x=x.records if quantized else x.address,
-                x_stride=x.records_stride if quantized else x.stride,
-                y=y.address + 4 * column,
-                y_stride=y.stride,
-                bias=matrix.bias.address if matrix.bias else 0,
-                accumulate=int(accumulate),
-                scale=float(scale),
-                scratch=_SCRATCH,
-                scratch_stride=_SCRATCH,
-                experts=0,
+                **self._linear_values(matrix, x, target, accumulate, scale),
             )
-            x.wants_records |= quantized
-            column += matrix.n_outputs
+            column += matrix.panels * PANEL_ROWS
+        return self.ops[n_before]
 
-    def norm(self, stage: str, kind: str, eps: float, x: Buffer, weight: Vector | None, h: Buffer, *,
-             bias: Vector | None = None, rows: int | None = None, segments: int = 1, weight_stride: int = 0) -> None:
-        """h = norm(x) · weight + bias, in `segments` equal parts of a row; records too where a consumer wants them."""
-        self.add(
-            stage, f"elementwise.norm:{kind}", abi.NORM, h, rows,
-            n=h.width // segments, eps=float(eps), segments=segments,
-            weight=weight.address if weight else 0, weight_stride=weight_stride, bias=bias.address if bias else 0,
-            x=x.address, x_stride=x.stride, h=h.address, h_stride=h.stride, **_records(h),
+    def linear_each(self, stage: str, x: Buffer, matrix: Matrix, y: Buffer, x_step: int, y_step: int) -> None:
+        """Stacked matrices, each with columns of its own: y[:, i·y_step …] = W_i x[:, i·x_step …]."""
+        everyone = self._word(matrix.count)
+        x_bytes = x_step // 32 * abi.RECORD if _quantized(matrix) else 4 * x_step
+        self._dispatch(stage, x, matrix, y, matrix.count, everyone, 0, {"x": x_bytes, "y": 4 * y_step}, {})
+
+    def linear_experts(self, stage: str, x: Buffer, matrix: Matrix, y: Buffer, choice: ExpertChoice) -> None:
+        """Stacked matrices of experts, each for the rows of those who chose it."""
+        self._dispatch(
+            stage,
+            x,
+            matrix,
+            y,
+            choice.n_used,
+            choice.n_active,
+            choice.active,
+            {"n_rows": 8, "first_row": 8},
+            {"n_rows": choice.counts, "first_row": choice.firsts},
         )
 
-    def quantize(self, stage: str, x: Buffer) -> None:
-        """Records of x for the products that follow."""
-        self.add(stage, "elementwise.quantize", abi.QUANTIZE, None, n=x.width, x=x.address, x_stride=x.stride,
-                 records=x.records, records_stride=x.records_stride)
+    def _dispatch(
+        self,
+        stage: str,
+        x: Buffer,
+        matrix: Matrix,
+        y: Buffer,
+        n_used: int,
+        n_groups: int,
+        groups: int,
+        steps: dict[str, int],
+        values: dict[str, int],
+    ) -> None:
+        """`n_used` matrices take part for each row."""
+        op = self.add(
+            stage,
+            "dispatch.dispatch",
+            abi.DISPATCH,
+            y,
+            None,
+            n_used * matrix.panels * matrix.panel_bytes,
+            2 * n_used * matrix.n_outputs * matrix.n_inputs,
+            n_groups=n_groups,
+            groups=groups,
+            blocks=0,
+            one=0,
+            many=0,
+        )
+        op.calls = _products(matrix)
+        bias_step = 4 * PANEL_ROWS * matrix.panels if matrix.bias else 0
+        op.blocks = Blocks(
+            matrix.count,
+            {"n_rows": self.rows, **self._linear_values(matrix, x, y, False, 1.0), **values},
+            {"weights": matrix.panels * matrix.panel_bytes, "bias": bias_step, **steps},
+        )
 
-    def gather(self, stage: str, x: Buffer, index: int, y: Buffer) -> None:
-        """The rows of x whose logits are wanted; `index` is the address of their int64 numbers."""
-        self.add(stage, "elementwise.gather", abi.GATHER, y, self.out_rows, n=x.width, index=index,
-                 x=x.address, x_stride=x.stride, y=y.address, y_stride=y.stride)
+    def _linear_values(self, matrix: Matrix, x: Buffer, y: Buffer, accumulate: bool, scale: float) -> dict[str, Any]:
+        quantized = _quantized(matrix)
+        if quantized:
+            x.wants_records = True
+        self.need_scratch(_GEMM_SCRATCH)
+        return {
+            "grain": max(1, min(16, matrix.panels // (4 * self.n_threads))),
+            "panels": matrix.panels,
+            "tiles": matrix.tiles,
+            "panel_bytes": matrix.panel_bytes,
+            "weights": matrix.address,
+            "x": x.records if quantized else x.address,
+            "x_stride": x.records_stride if quantized else x.stride,
+            "y": y.address,
+            "y_stride": y.stride,
+            "bias": matrix.bias.address if matrix.bias else 0,
+            "accumulate": int(accumulate),
+            "scale": float(scale),
+            "scratch": _SCRATCH,
+            "scratch_stride": _SCRATCH,
+            "first_row": 0,
+        }
 
-    def activate(self, stage: str, activation: str, gate: Buffer, up: Buffer | None, y: Buffer) -> None:
+    def norm(
+        self,
+        stage: str,
+        kind: str,
+        eps: float,
+        x: Buffer,
+        weight: Vector | None,
+        h: Buffer,
+        *,
+        bias: Vector | None = None,
+        rows: int | None = None,
+        segments: int = 1,
+        weight_stride: int = 0,
+        accumulate: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        """h = scale · (norm(x) · weight + bias), or h += …, in `segments` equal parts of a row; records too where a
+        consumer wants them."""
+        self.add(
+            stage,
+            f"elementwise.norm:{kind}",
+            abi.NORM,
+            h,
+            rows,
+            n=h.width // segments,
+            eps=float(eps),
+            segments=segments,
+            weight=weight.address if weight else 0,
+            weight_stride=weight_stride,
+            bias=bias.address if bias else 0,
+            x=x.address,
+            x_stride=x.stride,
+            h=h.address,
+            h_stride=h.stride,
+            accumulate=int(accumulate),
+            scale=float(scale),
+            **_records(h),
+        )
+
+    def quantize(self, stage: str, x: Buffer, rows: int | None = None) -> None:
+        """Records of x for the products that follow; the op is left out if none of them wants records."""
+        self.add(
+            stage,
+            "elementwise.quantize",
+            abi.QUANTIZE,
+            None,
+            rows,
+            n=x.width,
+            x=x.address,
+            x_stride=x.stride,
+            **_records(x),
+        )
+
+    def gather(self, stage: str, x: Buffer, index: int, y: Buffer, rows: int | None = None) -> None:
+        """y[i] = x[index[i]]; `index` is the address of int64 row numbers."""
+        self.add(
+            stage,
+            "elementwise.gather",
+            abi.GATHER,
+            y,
+            rows or self.out_rows,
+            n=x.width,
+            index=index,
+            x=x.address,
+            x_stride=x.stride,
+            y=y.address,
+            y_stride=y.stride,
+        )
+
+    def activate(
+        self, stage: str, activation: str, gate: Buffer, up: Buffer | None, y: Buffer, rows: int | None = None
+    ) -> None:
         """y = act(gate) · up."""
         kernel = f"elementwise.{'gated' if up else 'plain'}:{activation}"
-        self.add(stage, kernel, abi.GATED, y, n=y.width, gate=gate.address, up=up.address if up else 0,
-                 x_stride=gate.stride, y=y.address, y_stride=y.stride, **_records(y))
+        self.add(
+            stage,
+            kernel,
+            abi.GATED,
+            y,
+            rows,
+            n=y.width,
+            gate=gate.address,
+            up=up.address if up else 0,
+            x_stride=gate.stride,
+            y=y.address,
+            y_stride=y.stride,
+            **_records(y),
+        )
+
+    def limit(self, stage: str, kind: str, limit: float, x: Buffer, rows: int | None = None) -> None:
+        """x = limit · tanh(x / limit) ("cap"), or x cut off at ±limit ("clamp"), in place."""
+        self.add(
+            stage,
+            f"elementwise.limit:{kind}",
+            abi.LIMIT,
+            x,
+            rows,
+            n=x.width,
+            limit=float(limit),
+            x=x.address,
+            x_stride=x.stride,
+        )
+
+    def copy_heads(self, stage: str, x: Buffer, x_step: int, y: Buffer, y_step: int, n: int, n_heads: int) -> None:
+        """y[:, i·y_step …+n] = x[:, i·x_step …+n] for each head i."""
+        self.add(
+            stage,
+            "elementwise.copy_heads",
+            abi.COPY_HEADS,
+            y,
+            n=n,
+            n_heads=n_heads,
+            x=x.address,
+            x_stride=x.stride,
+            x_step=4 * x_step,
+            y=y.address,
+            y_stride=y.stride,
+            y_step=4 * y_step,
+        )
+
+    def _word(self, value: int) -> int:
+        """Address of an int64 that holds the value."""
+        word = np.array([value], np.int64)
+        self._kept.append(word)
+        return word.ctypes.data
 
     def kernels(self) -> set[str]:
         """Names of all kernels that the ops call."""
-        return {name for op in self.ops for name in (op.one, op.many)}
+        return {name for op in self.ops for name in (op.one, op.many, *(op.calls or ()))}
 
     def finish(self) -> None:
         """Compile or load the kernels and build the table; the plan is complete."""
         scratch_stride = -(-self._scratch_bytes // 4096) * 4096 + 256
-        scratch = aligned_zeros(scratch_stride * self.n_threads)
+        self._scratch = aligned_zeros(scratch_stride * self.n_threads)
+        shared = {"scratch": self._scratch.ctypes.data, "scratch_stride": scratch_stride}
+        for op in self.ops:
+            op.values = _resolved(op.values, shared)
+        self.ops = [op for op in self.ops if op.arguments is not abi.QUANTIZE or op.values["records"]]
         addresses = kernel_addresses(self.kernels())
-        words = aligned_zeros(len(self.ops) * abi.Arguments.WORDS * 8).view(np.int64).reshape(len(self.ops), -1)
+        self._words = aligned_zeros(len(self.ops) * abi.Arguments.WORDS * 8).view(np.int64).reshape(len(self.ops), -1)
         table = np.zeros((len(self.ops), 4), np.int64)
-        for index, op in enumerate(self.ops):
-            values = {
-                key: (value() if callable(value) else value) for key, value in op.values.items()
-            }
-            for key, value in (("scratch", scratch.ctypes.data), ("scratch_stride", scratch_stride)):
-                if key in values:
-                    values[key] = value
-            words[index] = op.arguments.pack(**values)
-            table[index] = (addresses[op.one], addresses[op.many], words[index].ctypes.data, values["n_rows"])
-        self._words, self._table, self._scratch = words, table, scratch
+        for words, row, op in zip(self._words, table, self.ops, strict=True):
+            if op.blocks is not None:
+                one, many = (addresses[name] for name in op.calls)
+                op.values |= {"blocks": self._pack(op.blocks, shared), "one": one, "many": many}
+            words[:] = op.arguments.pack(**op.values)
+            row[:] = addresses[op.one], addresses[op.many], words.ctypes.data, op.values["n_rows"]
+        self._table = table
+
+    def _pack(self, blocks: Blocks, shared: dict[str, int]) -> int:
+        """Address of the argument blocks."""
+        template = abi.LINEAR.pack(**_resolved(blocks.values, shared))
+        memory = aligned_zeros(blocks.count * abi.Arguments.WORDS * 8).view(np.int64).reshape(blocks.count, -1)
+        memory[:] = template
+        for name, step in blocks.steps.items():
+            memory[:, getattr(abi.LINEAR, name) // 8] += np.arange(blocks.count) * step
+        self._kept.append(memory)
+        return memory.ctypes.data
 
     def need_scratch(self, n_bytes: int) -> None:
         self._scratch_bytes = max(self._scratch_bytes, n_bytes)
@@ -235,9 +507,23 @@ _SCRATCH = 0  # replaced by the plan's scratch when it is finished
 _GEMM_SCRATCH = 24 * 768 + 16 * 128 * 64
 
 
-def _records(buffer: Buffer) -> dict:
-    """Whether records are wanted is known when all consumers are recorded, so these values are functions."""
+def _quantized(matrix: Matrix) -> bool:
+    return not matrix.tile.is_float
+
+
+def _products(matrix: Matrix) -> tuple[str, str]:
+    """The kernels for one row and for many."""
+    return f"matmul.gemv:{matrix.tile.name}", f"matmul.gemm:{matrix.tile.name}"
+
+
+def _records(buffer: Buffer) -> dict[str, Any]:
+    """Whether records are wanted is known when all consumers are recorded, so the address is a function."""
     return {
         "records": lambda: buffer.records if buffer.wants_records else 0,
         "records_stride": buffer.records_stride,
     }
+
+
+def _resolved(values: dict[str, Any], shared: dict[str, int]) -> dict[str, int | float]:
+    resolved = {key: value() if callable(value) else value for key, value in values.items()}
+    return resolved | {key: value for key, value in shared.items() if key in resolved}

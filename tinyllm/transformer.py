@@ -1,96 +1,137 @@
 """The network: `record` writes the forward pass of a model down as a plan, once.
 
-This is the only place where the network is written. A step feeds `x` with embedding rows, rotary tables, and the rows'
-positions and page tables; out come the logits of the rows that were asked for.
+This is where the network is written; `blocks_attention` and `blocks_ffn` hold the two halves of a block. A step feeds `x`
+with embedding rows, rotary tables, and the rows' positions and page tables; out come the logits of the rows asked for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from .config import LayerConfig, ModelConfig
-from .kernels import abi
+from .blocks_attention import MIXERS, AttentionWorkspace, Norm
+from .blocks_ffn import Experts, FeedForward
+from .config import ModelConfig
+from .kernels.dequantize import decode
 from .kv_cache import KVCache
-from .plan import Buffer, Plan, aligned_zeros
-from .weights import Matrix, Vector, Weights
+from .plan import Buffer, Op, Plan
+from .step import StepInputs
+from .weights import Matrix, Weights
 
 
 @dataclass(eq=False)
-class LayerWeights:
-    """One block's tensors, under their GGUF names. Optional ones are None where the file has none."""
+class Layer:
+    """One block. Norms are None where the file has none.
 
-    attn_norm: Vector
-    attn_qkv: list[Matrix]
-    attn_output: Matrix
-    ffn_norm: Vector
-    ffn_gate_up: list[Matrix]
-    ffn_down: Matrix
+    `attn_norm` and `ffn_norm` are of a half's input, `post_…` of its output before it is added to the residual stream,
+    `…_output_norm` of the stream behind it. In a parallel block both halves read the stream at the block's beginning.
+    """
+
+    attn_norm: Norm | None
+    mixer: Any
+    post_attention_norm: Norm | None
+    attn_output_norm: Norm | None
+    ffn_norm: Norm | None
+    ffn: FeedForward | Experts | None
+    post_ffw_norm: Norm | None
+    layer_output_norm: Norm | None
+    parallel: bool
+
+    @classmethod
+    def load(cls, config: ModelConfig, index: int, weights: Weights) -> Layer:
+        """Ask for a block's tensors; which of them exist says how it is built."""
+        prefix, n_embd = f"blk.{index}.", config.n_embd
+
+        def norm(name: str) -> Norm | None:
+            return Norm.load(weights, prefix + name, n_embd)
+
+        mixer = MIXERS[config.layers[index].mixer](config, index, weights, prefix)
+        attn_norm, attn_norm_2 = norm("attn_norm"), norm("attn_norm_2")
+        post_attention_norm, ffn_norm, post_ffw_norm = (
+            norm("post_attention_norm"),
+            norm("ffn_norm"),
+            norm("post_ffw_norm"),
+        )
+        if ffn_norm is None and post_ffw_norm is None:
+            # Without norms behind the halves, a norm behind attention is the one before the feed-forward.
+            ffn_norm, post_attention_norm = post_attention_norm, None
+        if attn_norm_2 is not None:
+            attn_norm, ffn_norm = attn_norm_2, attn_norm
+        alone = attn_norm is not None and ffn_norm is None
+        if weights.has(prefix + "ffn_gate_inp.weight"):
+            ffn = Experts(config, weights, prefix)
+        else:
+            ffn = FeedForward(config, weights, prefix, config.layers[index].n_ff)
+        return cls(
+            attn_norm,
+            mixer,
+            post_attention_norm,
+            norm("attn_output_norm"),
+            ffn_norm,
+            ffn,
+            post_ffw_norm,
+            norm("layer_output_norm"),
+            parallel=config.parallel or alone or attn_norm_2 is not None,
+        )
+
+
+class Embedding:
+    """Token ids and positions to rows of the residual stream."""
+
+    def __init__(self, config: ModelConfig, weights: Weights):
+        n_embd = config.n_embd
+        self.scale = np.float32(config.embedding_scale)
+        self.tokens = weights.tensor("token_embd.weight", config.n_vocab, n_embd)
+        self.positions = self.type = None
+        if shape := weights.shape("position_embd.weight"):
+            self.positions = weights.floats("position_embd.weight", *shape)
+        if shape := weights.shape("token_types.weight"):
+            # All tokens are of the first type: there is one text.
+            self.type = weights.floats("token_types.weight", *shape)[0]
+        self.norm = Norm.load(weights, "token_embd_norm", n_embd)
+
+    def rows(self, tokens: list[int], positions: np.ndarray) -> np.ndarray:
+        """float32 [n, n_embd], before the norm."""
+        rows = decode(self.tokens.type.name, self.tokens.rows(tokens), self.tokens.shape[1])
+        if self.scale != 1.0:
+            rows *= self.scale
+        if self.positions is not None:
+            rows = rows + self.positions[positions]
+        if self.type is not None:
+            rows = rows + self.type
+        return rows
 
 
 @dataclass(eq=False)
 class ModelWeights:
-    """All tensors of a model."""
+    """All tensors of a model. `output` is None in encoders, whose result is the residual stream itself."""
 
-    layers: list[LayerWeights]
-    output_norm: Vector
-    output: Matrix
+    embedding: Embedding
+    layers: list[Layer]
+    output_norm: Norm | None
+    output: Matrix | None
 
 
 def load_weights(config: ModelConfig, weights: Weights) -> ModelWeights:
-    """Ask for every tensor that the configuration needs; shapes are checked here."""
-    n_embd = config.n_embd
-    layers = []
-    for index, layer in enumerate(config.layers):
-        block = f"blk.{index}."
+    """Ask for every tensor that the configuration needs; shapes are checked here.
 
-        def vector(name: str, n: int, block: str = block) -> Vector | None:
-            return weights.vector(block + name, n, optional=True)
-
-        q_width, kv_width = layer.n_heads * layer.head_dim, layer.n_kv_heads * layer.head_dim
-        v_width = layer.n_kv_heads * layer.v_dim
-        layers.append(
-            LayerWeights(
-                attn_norm=weights.vector(block + "attn_norm.weight", n_embd),
-                attn_qkv=weights.fused(
-                    (
-                        (block + "attn_q.weight", q_width, "q"),
-                        (block + "attn_k.weight", kv_width, "k"),
-                        (block + "attn_v.weight", v_width, "v"),
-                    ),
-                    n_embd,
-                    (vector("attn_q.bias", q_width), vector("attn_k.bias", kv_width), vector("attn_v.bias", v_width)),
-                ),
-                attn_output=weights.matrix(
-                    block + "attn_output.weight", n_embd, layer.n_heads * layer.v_dim, vector("attn_output.bias", n_embd)
-                ),
-                ffn_norm=weights.vector(block + "ffn_norm.weight", n_embd),
-                ffn_gate_up=weights.fused(
-                    ((block + "ffn_gate.weight", layer.n_ff, "ffn_gate"), (block + "ffn_up.weight", layer.n_ff, "ffn_up")),
-                    n_embd,
-                ),
-                ffn_down=weights.matrix(block + "ffn_down.weight", n_embd, layer.n_ff),
-            )
-        )
-    tied = not weights.has("output.weight")
-    return ModelWeights(
-        layers=layers,
-        output_norm=weights.vector("output_norm.weight", n_embd),
-        output=weights.matrix("token_embd.weight" if tied else "output.weight", config.n_vocab, n_embd),
+    Raises ModelFileError if one is missing or misshapen, UnsupportedModelError if the file has one that is not known.
+    """
+    output = None
+    if config.causal:
+        name = "output.weight" if weights.has("output.weight") else "token_embd.weight"
+        bias = weights.vector("output.bias", config.n_vocab, optional=True)
+        output = weights.matrix(name, config.n_vocab, config.n_embd, bias)
+    result = ModelWeights(
+        embedding=Embedding(config, weights),
+        layers=[Layer.load(config, index, weights) for index in range(config.n_layers)],
+        output_norm=Norm.load(weights, "output_norm", config.n_embd),
+        output=output,
     )
-
-
-class StepInputs:
-    """What a step is fed with, in memory that the plan's kernels read."""
-
-    def __init__(self, config: ModelConfig, plan: Plan):
-        n = plan.max_rows
-        self.rows = aligned_zeros(n * abi.ROW_BYTES).view(np.int64).reshape(n, -1)
-        self.blocks = aligned_zeros(n * abi.BLOCK_BYTES).view(np.int64).reshape(n, -1)
-        self.n_blocks = np.zeros(1, np.int64)
-        self.ropes = [np.zeros((n, rope.n_rot // 2, 2), np.float32) for rope in config.ropes]
-        self.out_index = np.zeros(n, np.int64)
+    weights.refuse_unknown(config.n_layers)
+    return result
 
 
 @dataclass(eq=False)
@@ -100,102 +141,76 @@ class Network:
     plan: Plan
     inputs: StepInputs
     x: Buffer
-    logits: Buffer
-    buffers: dict[str, Buffer]
-    attention: Attention
+    hidden: Buffer
+    logits: Buffer | None
+    first_logits_op: Op | None
+    attention: AttentionWorkspace
     weights: ModelWeights
+
+    @property
+    def hidden_table(self) -> np.ndarray:
+        """The table of the ops that lead to `hidden`."""
+        table = self.plan.table
+        return table if self.first_logits_op is None else table[: self.plan.ops.index(self.first_logits_op)]
 
 
 def record(config: ModelConfig, weights: ModelWeights, cache: KVCache, max_rows: int, n_threads: int) -> Network:
     """Write the forward pass down."""
     plan = Plan(max_rows, n_threads)
     inputs = StepInputs(config, plan)
-    widest = max(config.layers, key=lambda layer: layer.n_heads * layer.head_dim)
-    n_embd, n_ff = config.n_embd, max(layer.n_ff for layer in config.layers)
-    q_width = widest.n_heads * widest.head_dim
-    k_width, v_width = widest.n_kv_heads * widest.head_dim, widest.n_kv_heads * widest.v_dim
+    attention = AttentionWorkspace(config, plan, inputs, cache)
+    x, h = plan.buffer("x", config.n_embd), plan.buffer("h", config.n_embd)
 
-    x = plan.buffer("x", n_embd)
-    h = plan.buffer("h", n_embd)
-    qkv = plan.buffer("qkv", q_width + k_width + v_width)
-    attn_out = plan.buffer("attn_out", widest.n_heads * widest.v_dim)
-    gate_up = plan.buffer("ffn_gate_up", 2 * n_ff)
-    act = plan.buffer("ffn_act", n_ff)
-    x_out = plan.buffer("x_out", n_embd)
-    h_out = plan.buffer("final_norm", n_embd)
-    logits = plan.buffer("logits", config.n_vocab)
+    def normed(stage: str, norm: Norm | None, source: Buffer, target: Buffer, **options: Any) -> Buffer:
+        """What the norm makes of the source, for products; the source itself where there is no norm."""
+        if norm is None:
+            plan.quantize(stage, source)
+            return source
+        plan.norm(stage, config.norm, config.norm_eps, source, norm.weight, target, bias=norm.bias, **options)
+        return target
 
-    attention = Attention(config, plan, inputs, cache)
-    for index, (layer, w) in enumerate(zip(config.layers, weights.layers, strict=True)):
+    def add_to_stream(stage: str, half: Any, source: Buffer, post_norm: Norm | None, *workspace: Any) -> None:
+        """x += what one half of a block makes of the source."""
+        onto = {"accumulate": True, "scale": config.residual_scale}
+        if post_norm is None:
+            half.record(plan, *workspace, source, x, **onto)
+        else:
+            result = plan.buffer(f"{stage}_out", config.n_embd)
+            half.record(plan, *workspace, source, result)
+            normed(stage, post_norm, result, x, **onto)
+
+    if weights.embedding.norm is not None:
+        normed("embed", weights.embedding.norm, x, x)
+    for index, layer in enumerate(weights.layers):
         plan.layer(index)
-        q, k, v = (
-            qkv.columns(0, q_width, "q"),
-            qkv.columns(q_width, k_width, "k"),
-            qkv.columns(q_width + k_width, v_width, "v"),
-        )
-        plan.norm("attn_norm", config.norm, config.norm_eps, x, w.attn_norm, h)
-        plan.linear("qkv", h, w.attn_qkv, qkv)
-        attention.record(index, layer, q, k, v, attn_out)
-        plan.quantize("attn_out", attn_out)
-        plan.linear("resid_mid", attn_out, [w.attn_output], x, accumulate=True, scale=config.residual_scale)
-        plan.norm("ffn_norm", config.norm, config.norm_eps, x, w.ffn_norm, h)
-        plan.linear("ffn_gate_up", h, w.ffn_gate_up, gate_up)
-        plan.activate("ffn_act", config.activation, gate_up.columns(0, n_ff, "ffn_gate"), gate_up.columns(n_ff, n_ff, "ffn_up"), act)
-        plan.linear("resid_post", act, [w.ffn_down], x, accumulate=True, scale=config.residual_scale)
+        ffn_in = None
+        attn_in = normed("attn_norm", layer.attn_norm, x, h)
+        if layer.parallel:
+            ffn_in = (
+                normed("ffn_norm", layer.ffn_norm, x, plan.buffer("h_ffn", config.n_embd))
+                if layer.ffn_norm
+                else attn_in
+            )
+        add_to_stream("resid_mid", layer.mixer, attn_in, layer.post_attention_norm, attention)
+        if layer.attn_output_norm is not None:
+            normed("attn_output_norm", layer.attn_output_norm, x, x)
+        if not layer.parallel:
+            ffn_in = normed("ffn_norm", layer.ffn_norm, x, h)
+        add_to_stream("resid_post", layer.ffn, ffn_in, layer.post_ffw_norm)
+        if layer.layer_output_norm is not None:
+            normed("layer_output_norm", layer.layer_output_norm, x, x)
     plan.layer(None)
-    plan.gather("out_rows", x, inputs.out_index.ctypes.data, x_out)
-    plan.norm("final_norm", config.norm, config.norm_eps, x_out, weights.output_norm, h_out, rows=plan.out_rows)
-    plan.linear("logits", h_out, [weights.output], logits, rows=plan.out_rows, scale=config.logit_scale)
-    buffers = {b.name: b for b in (x, h, qkv, attn_out, gate_up, act, x_out, h_out, logits)}
-    return Network(plan, inputs, x, logits, buffers, attention, weights)
-
-
-class Attention:
-    """Records rotary positions, cache writes and attention of each layer."""
-
-    def __init__(self, config: ModelConfig, plan: Plan, inputs: StepInputs, cache: KVCache):
-        self.config, self.plan, self.inputs, self.cache = config, plan, inputs, cache
-        group = max(layer.n_heads // layer.n_kv_heads for layer in config.layers)
-        self.max_rows = max(48, group)
-        # Tokens of a sequence that one unit of work attends for: their rows share each page that is read.
-        self.block_tokens = max(1, self.max_rows // group)
-        self.max_partitions = -(-cache.n_pages * abi.PAGE // abi.PARTITION)
-        sizes = [
-            64 * layer.n_kv_heads + layer.n_heads * self.max_partitions * (64 + 4 * _padded(layer.v_dim))
-            for layer in config.layers
-        ]
-        self.partials = aligned_zeros(max(sizes))
-
-    def record(self, index: int, layer: LayerConfig, q: Buffer, k: Buffer, v: Buffer, out: Buffer) -> None:
-        plan, pool, kv_type = self.plan, self.cache.layers[index], self.cache.kv_type
-        rope = None if layer.rope is None else self.config.ropes[layer.rope]
-        table = self.inputs.ropes[layer.rope or 0]
-        shape = {
-            "n_heads": layer.n_heads, "n_kv_heads": layer.n_kv_heads, "head_dim": layer.head_dim, "v_dim": layer.v_dim,
-            "pool": pool.address, "page_bytes": pool.page_bytes, "head_bytes": pool.head_bytes, "v_offset": pool.v_offset,
-            "pages": 0,
-        }
-        plan.add(
-            "rope", f"attention.rope:{rope.pairing if rope else 'halves'}-{kv_type}", abi.ROPE, q,
-            rows=plan.rows, row_table=self.inputs.rows.ctypes.data,
-            q=q.address, q_stride=q.stride, k=k.address, k_stride=k.stride, v=v.address, v_stride=v.stride,
-            n_rot=rope.n_rot if rope else 0, offset=rope.offset if rope else 0,
-            cos_sin=table.ctypes.data, table_stride=table.strides[0], **shape,
+    hidden = plan.buffer("x_out", config.n_embd)
+    plan.gather("out_rows", x, inputs.out_index.ctypes.data, hidden)
+    hidden = normed(
+        "final_norm", weights.output_norm, hidden, plan.buffer("final_norm", config.n_embd), rows=plan.out_rows
+    )
+    logits = first_logits_op = None
+    if weights.output is not None:
+        logits = plan.buffer("logits", config.n_vocab)
+        first_logits_op = plan.linear(
+            "logits", hidden, weights.output, logits, rows=plan.out_rows, scale=config.logit_scale
         )
-        rows = self.max_rows
-        plan.need_scratch(4 * (
-            (layer.head_dim + _padded(layer.v_dim)) * abi.PAGE + rows * (layer.head_dim + abi.PAGE + 2 * _padded(layer.v_dim) + 4)
-        ))
-        plan.add(
-            "attn_out", f"attention.attend:{kv_type}", abi.ATTEND, out,
-            blocks=self.inputs.blocks.ctypes.data, n_blocks=self.inputs.n_blocks.ctypes.data,
-            q=q.address, q_stride=q.stride, out=out.address, out_stride=out.stride,
-            scale=float(self.config.attention_scale), softcap=0.0,
-            window_left=layer.window - 1 if layer.window else 2**30, window_right=2**30, causal=int(self.config.causal),
-            slopes=0, sinks=0, scratch=0, scratch_stride=0, partials=self.partials.ctypes.data, max_rows=rows,
-            max_partitions=self.max_partitions, **shape,
-        )
-
-
-def _padded(n: int) -> int:
-    return -(-n // 32) * 32
+        if config.logit_cap:
+            plan.limit("logits", "cap", config.logit_cap, logits, plan.out_rows)
+    return Network(plan, inputs, x, hidden, logits, first_logits_op, attention, weights)

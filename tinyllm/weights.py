@@ -5,9 +5,12 @@ All packed weights lie in one arena of huge pages; the file's pages are let go a
 
 from __future__ import annotations
 
+import math
 import mmap
-from collections.abc import Iterable
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -21,6 +24,11 @@ from .kernels.pack import kernel_of, table_of
 from .team import Team
 
 
+# RoPE factors are read with the configuration.
+_HARMLESS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+
+
 @dataclass(eq=False)
 class Vector:
     """A norm's weight, a bias: float32, padded with zeros to a multiple of 32."""
@@ -32,18 +40,44 @@ class Vector:
     def address(self) -> int:
         return self.array.ctypes.data
 
+    @property
+    def values(self) -> np.ndarray:
+        return self.array[: self.n]
+
+
+@dataclass(eq=False)
+class Part:
+    """Rows of a matrix as they lie in the file, or in memory; the rows of a part begin on a panel of their own."""
+
+    type_name: str
+    n_outputs: int
+    row_bytes: int
+    source: TensorInfo | np.ndarray
+    first_row: int = 0
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The raw rows: uint8 [n_outputs, row_bytes]."""
+        data = self.source.view(np.uint8) if isinstance(self.source, np.ndarray) else self.source.data
+        return data.reshape(-1, self.row_bytes)[self.first_row : self.first_row + self.n_outputs]
+
+    def release(self) -> None:
+        if isinstance(self.source, TensorInfo):
+            self.source.release()
+
 
 @dataclass(eq=False)
 class Matrix:
-    """A weight matrix [n_outputs, n_inputs] in panels of 16 output rows."""
+    """A weight matrix [n_outputs, n_inputs] in panels of 16 output rows, or `count` of them one behind the other."""
 
     name: str
     tile: Tile
     n_outputs: int
     n_inputs: int
-    parts: tuple[TensorInfo, ...]
+    parts: tuple[Part, ...]
     stage: str = ""
     bias: Vector | None = None
+    count: int = 1
     address: int = 0
 
     @property
@@ -60,7 +94,19 @@ class Matrix:
 
     @property
     def n_bytes(self) -> int:
-        return self.panels * self.panel_bytes
+        return self.count * self.panels * self.panel_bytes
+
+
+@dataclass(eq=False)
+class Fused:
+    """Matrices with the same input whose outputs lie side by side; `columns` are the first column of each named part."""
+
+    matrices: list[Matrix]
+    columns: list[int]
+
+    @property
+    def width(self) -> int:
+        return sum(matrix.panels * PANEL_ROWS for matrix in self.matrices)
 
 
 class Weights:
@@ -78,6 +124,11 @@ class Weights:
     def has(self, name: str) -> bool:
         return name in self.file.tensors
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor in numpy order; () if the file has none of this name."""
+        tensor = self.file.tensors.get(name)
+        return tensor.shape if tensor else ()
+
     def tensor(self, name: str, *shape: int) -> TensorInfo:
         """The tensor of this name, whose shape (numpy order) must be as given.
 
@@ -91,51 +142,100 @@ class Weights:
         self.taken.add(name)
         return tensor
 
+    def floats(self, name: str, *shape: int) -> np.ndarray:
+        """The values of a tensor: float32 of this shape."""
+        tensor = self.tensor(name, *shape)
+        return decode(tensor.type.name, tensor.data, math.prod(shape)).reshape(shape)
+
     def vector(self, name: str, n: int, optional: bool = False) -> Vector | None:
         """A float vector; None if it is optional and absent."""
         if optional and not self.has(name):
             return None
-        tensor = self.tensor(name, n)
-        return self.vector_of(decode(tensor.type.name, tensor.data, n))
-
-    @staticmethod
-    def vector_of(values: np.ndarray) -> Vector:
-        padded = np.zeros(-(-values.size // 32) * 32 + 16, np.float32)
-        padded = padded[-(padded.ctypes.data // 4) % 16 :]
-        padded[: values.size] = values.ravel()
-        return Vector(padded, values.size)
+        return vector_of(self.floats(name, n))
 
     def matrix(self, name: str, n_outputs: int, n_inputs: int, bias: Vector | None = None, stage: str = "") -> Matrix:
         """One matrix."""
-        tensor = self.tensor(name, n_outputs, n_inputs)
-        matrix = Matrix(name, tile_of(tensor.type.name), n_outputs, n_inputs, (tensor,), stage, bias)
-        self._matrices.append(matrix)
-        return matrix
+        return self.fused(((name, n_outputs, stage),), n_inputs, (bias,)).matrices[0]
 
-    def fused(self, names: Iterable[tuple[str, int, str]], n_inputs: int, biases: Iterable[Vector | None] = ()) -> list[Matrix]:
+    def row(self, name: str, n_inputs: int) -> Matrix:
+        """A vector as the matrix with one output."""
+        return self.stacked_floats(name, self.floats(name, n_inputs).reshape(1, 1, n_inputs), "F32")
+
+    def fused(
+        self, names: Sequence[tuple[str, int, str]], n_inputs: int, biases: Sequence[Vector | None] = ()
+    ) -> Fused:
         """Matrices with the same input, (name, outputs, stage) each: neighbours of one format become one matrix."""
-        result: list[Matrix] = []
-        biases = list(biases) or [None] * 99
-        for (name, n_outputs, stage), bias in zip(names, biases, strict=False):
+        result, columns, column = [], [], 0
+        for (name, n_outputs, stage), bias in zip_longest(names, biases):
             tensor = self.tensor(name, n_outputs, n_inputs)
-            tile = tile_of(tensor.type.name)
+            part = Part(tensor.type.name, n_outputs, tensor.row_bytes, tensor)
             last = result[-1] if result else None
             if (
                 last is not None
-                and last.parts[-1].type == tensor.type
+                and last.parts[-1].type_name == part.type_name
                 and last.n_outputs % PANEL_ROWS == 0
                 and (last.bias is None) == (bias is None)
             ):
-                last.parts += (tensor,)
+                last.parts += (part,)
                 if bias is not None:
-                    joined = np.concatenate([last.bias.array[: last.n_outputs], bias.array[:n_outputs]])
-                    last.bias = self.vector_of(joined)
+                    last.bias = vector_of(np.concatenate([last.bias.values, bias.values]))
                 last.n_outputs += n_outputs
                 last.stage += f"+{stage}"
             else:
-                result.append(Matrix(name, tile, n_outputs, n_inputs, (tensor,), stage, bias))
+                result.append(Matrix(name, tile_of(part.type_name), n_outputs, n_inputs, (part,), stage, bias))
+            columns.append(column)
+            column += -(-n_outputs // PANEL_ROWS) * PANEL_ROWS
         self._matrices += result
-        return result
+        return Fused(result, columns)
+
+    def stacked(
+        self, name: str, count: int, n_outputs: int, n_inputs: int, bias: np.ndarray | None = None, stage: str = ""
+    ) -> Matrix:
+        """`count` matrices in one tensor [count, n_outputs, n_inputs]; `bias` is [count, n_outputs]."""
+        tensor = self.tensor(name, count, n_outputs, n_inputs)
+        if n_outputs % PANEL_ROWS == 0:
+            parts = (Part(tensor.type.name, count * n_outputs, tensor.row_bytes, tensor),)
+        else:
+            parts = tuple(
+                Part(tensor.type.name, n_outputs, tensor.row_bytes, tensor, i * n_outputs) for i in range(count)
+            )
+        return self._stack(name, parts, count, n_outputs, n_inputs, bias, stage)
+
+    def stacked_floats(self, name: str, values: np.ndarray, type_name: str, stage: str = "") -> Matrix:
+        """Matrices [count, n_outputs, n_inputs] that were made at load, kept as F16 or F32."""
+        count, n_outputs, n_inputs = values.shape
+        source = np.ascontiguousarray(values, np.float16 if type_name == "F16" else np.float32)
+        row_bytes = n_inputs * source.itemsize
+        parts = tuple(Part(type_name, n_outputs, row_bytes, source, i * n_outputs) for i in range(count))
+        return self._stack(name, parts, count, n_outputs, n_inputs, None, stage)
+
+    def _stack(
+        self,
+        name: str,
+        parts: tuple[Part, ...],
+        count: int,
+        n_outputs: int,
+        n_inputs: int,
+        bias: np.ndarray | None,
+        stage: str,
+    ) -> Matrix:
+        matrix = Matrix(name, tile_of(parts[0].type_name), n_outputs, n_inputs, parts, stage, count=count)
+        if bias is not None:
+            padded = np.zeros((count, matrix.panels * PANEL_ROWS), np.float32)
+            padded[:, :n_outputs] = bias
+            matrix.bias = vector_of(padded)
+        self._matrices.append(matrix)
+        return matrix
+
+    def refuse_unknown(self, n_layers: int) -> None:
+        """Raise UnsupportedModelError if the file has a tensor that nobody asked for: it would change the result."""
+        for name in self.file.tensors:
+            block = _BLOCK.match(name)
+            if name in self.taken or name in _HARMLESS or (block and int(block[1]) >= n_layers):
+                continue
+            raise UnsupportedModelError(
+                f"{self.file.path}: tensor {name} is not known in this architecture, and leaving it out would change results"
+            )
 
     @property
     def n_bytes(self) -> int:
@@ -157,28 +257,41 @@ class Weights:
 
     def packers(self) -> set[str]:
         """The kernels that `pack` will need."""
-        names = {kernel_of(part.type.name) for matrix in self._matrices for part in matrix.parts}
-        return {name for name in names if name is not None}
+        return {kernel_of(part.type_name) for matrix in self._matrices for part in matrix.parts}
 
     def pack(self, team: Team) -> None:
         """Fill the arena, tensor by tensor, all threads on each."""
-        kernels = kernel_addresses({kernel_of(part.type.name) for m in self._matrices for part in m.parts})
+        kernels = kernel_addresses(self.packers())
         two_rows = np.array([2], np.int64)
         for matrix in self._matrices:
             target = matrix.address
             for part in matrix.parts:
-                n_outputs = part.shape[0]
-                panels = -(-n_outputs // PANEL_ROWS)
-                table = table_of(part.type.name)
+                panels = -(-part.n_outputs // PANEL_ROWS)
+                table = table_of(part.type_name)
                 arguments = np.array(
                     abi.PACK.pack(
-                        n_rows=two_rows.ctypes.data, rows=n_outputs, n_inputs=matrix.n_inputs, row_bytes=part.row_bytes,
-                        source=part.data.ctypes.data, panels=panels, panel_bytes=matrix.panel_bytes, tiles=matrix.tiles,
-                        weights=target, table=0 if table is None else table.ctypes.data,
+                        n_rows=two_rows.ctypes.data,
+                        rows=part.n_outputs,
+                        n_inputs=matrix.n_inputs,
+                        row_bytes=part.row_bytes,
+                        source=part.rows.ctypes.data,
+                        panels=panels,
+                        panel_bytes=matrix.panel_bytes,
+                        tiles=matrix.tiles,
+                        weights=target,
+                        table=0 if table is None else table.ctypes.data,
                     ),
                     np.int64,
                 )
-                kernel = kernels[kernel_of(part.type.name)]
+                kernel = kernels[kernel_of(part.type_name)]
                 team.run(np.array([[kernel, kernel, arguments.ctypes.data, two_rows.ctypes.data]], np.int64))
                 part.release()
                 target += panels * matrix.panel_bytes
+
+
+def vector_of(values: np.ndarray) -> Vector:
+    """The values flattened, aligned, and padded with zeros."""
+    padded = np.zeros(-(-values.size // 32) * 32 + 16, np.float32)
+    padded = padded[-(padded.ctypes.data // 4) % 16 :]
+    padded[: values.size] = values.ravel()
+    return Vector(padded, values.size)

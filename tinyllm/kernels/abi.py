@@ -48,19 +48,43 @@ RECORD_SUMS = 36  # f32 x 2: scale · Σ codes of each half
 RECORD_SUM = 44  # f32: scale · Σ codes
 RECORD_NEGATIVE = 48  # 3 words: −Σ codes of each half, then of all, as `dot.negative_sums` writes them
 
-# y[row] (+)= scale · (W x + bias)
+# y[row] (+)= scale · (W x + bias), for rows from *first_row on (0: all).
 LINEAR = Arguments(
-    "grain panels tiles panel_bytes weights x x_stride y y_stride bias accumulate scale scratch scratch_stride experts"
+    "grain panels tiles panel_bytes weights x x_stride y y_stride bias accumulate scale scratch scratch_stride first_row"
 )
 
-# h = norm(x), and optionally its records. kind 0: RMS, 1: LayerNorm.
-NORM = Arguments("n eps weight weight_stride bias x x_stride h h_stride records records_stride segments")
+# h (+)= scale · norm(x), and optionally its records.
+NORM = Arguments(
+    "n eps weight weight_stride bias x x_stride h h_stride records records_stride segments accumulate scale"
+)
 
 # records of x.
 QUANTIZE = Arguments("n x x_stride records records_stride")
 
 # y = act(gate) * up, and optionally its records; gate and up are column offsets of x.
 GATED = Arguments("n gate up x_stride y y_stride records records_stride")
+
+# x = x limited to ±limit.
+LIMIT = Arguments("n limit x x_stride")
+
+# y[head · y_step] = x[head · x_step], n floats each.
+COPY_HEADS = Arguments("n n_heads x x_stride x_step y y_stride y_step")
+
+# Call a kernel for each of some argument blocks: `groups` lists their numbers (0: all in order).
+DISPATCH = Arguments("n_groups groups blocks one many")
+
+# Scores of experts to the n_used chosen ones and their weights, per row.
+ROUTE = Arguments("n_experts n_used n_groups n_groups_used scores scores_stride choice choice_stride bias ids weights"
+                  " normalise scale")
+
+# Rows sorted by expert: pairs of (row, choice) with the same expert become neighbours.
+GROUP = Arguments("n_experts n_used ids counts firsts active n_active n_pairs pair_rows pair_weights weights places")
+
+# y (+)= scale · (Σ weight · z[place] + shared · sigmoid(gate))
+COMBINE = Arguments("n n_used places weights z z_stride shared shared_stride gate gate_stride y y_stride accumulate scale")
+
+# x[i] = x[i] · weights[i]
+WEIGH = Arguments("n x x_stride weights")
 
 # Rotate q and k, write k and v into the cache. Tables hold a cosine and a sine per rotated dimension and row.
 ROPE = Arguments(

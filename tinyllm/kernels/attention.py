@@ -68,7 +68,7 @@ def rope_and_store(args, thread, n_threads):
     """Rotate the heads of q and k in place (RoPE, Su et al. 2021), then write k and v into the row's cache page.
 
     The table of a row holds a cosine and a signed sine for each rotated dimension; the partner of dimension i is its
-    neighbour (NORM, adjacent pairs) or the one n_rot/2 away (NEOX, half-split pairs).
+    neighbour (NORM, adjacent pairs) or the one n_rot/2 away (NEOX, half-split pairs). Without a pool, nothing is written.
     """
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
     rows = load_i64(args + static(A.row_table))
@@ -102,6 +102,8 @@ def rope_and_store(args, thread, n_threads):
                 rotate(q + row * q_stride + 4 * (head * head_dim + offset), table, n_rot)
             for head in range(n_kv_heads):
                 rotate(k + row * k_stride + 4 * (head * head_dim + offset), table, n_rot)
+        if pool == 0:
+            continue
         position = load_i64(rows + row * ROW_BYTES + ROW_POSITION)
         page_table = load_i64(load_i64(rows + row * ROW_BYTES + ROW_PAGES) + 8 * page_table_index)
         slot = position & (PAGE - 1)
@@ -231,9 +233,15 @@ def attend(args, thread, n_threads):
                 page = pool + load_i32(page_table + 4 * page_index) * page_bytes + head * head_bytes
                 for i in range(0, head_dim * PAGE, 16):
                     store_f32x16(keys + 4 * i, load_elements(page + i * ELEMENT))
-                page += v_offset
-                for i in range(0, PAGE * v_padded, 16):
-                    store_f32x16(values + 4 * i, load_elements(page + i * ELEMENT))
+                if static(LATENT):
+                    # The values are the first dimensions of the keys.
+                    for i in range(v_dim):
+                        for slot in range(PAGE):
+                            store_f32(values + 4 * (slot * v_padded + i), load_f32(keys + 4 * (i * PAGE + slot)))
+                else:
+                    page += v_offset
+                    for i in range(0, PAGE * v_padded, 16):
+                        store_f32x16(values + 4 * i, load_elements(page + i * ELEMENT))
                 row = 0
                 for width in static(WIDTHS):
                     while row + width <= n_rows:
@@ -459,12 +467,15 @@ def build_rope(parameter: str):
     return specialize(rope_and_store, A=ROPE, ELEMENT=size, store_element=store_element, rotate=rotate)
 
 
-def build_attend(kv_type: str):
+def build_attend(parameter: str):
+    """`parameter` is the type of the cache; "-latent" behind it: values are not stored, they are part of the keys."""
+    kv_type, _, latent = parameter.partition("-")
     size, _, load_elements = CACHE_TYPES[kv_type]
     return specialize(
         attend,
         A=ATTEND,
         ELEMENT=size,
+        LATENT=bool(latent),
         PAGE=PAGE,
         WIDTHS=ROW_WIDTHS,
         VECTORS=LANE_VECTORS,

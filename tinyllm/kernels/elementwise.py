@@ -10,7 +10,19 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .abi import GATED, GATHER, NORM, QUANTIZE, RECORD, RECORD_NEGATIVE, RECORD_SCALE, RECORD_SUM, RECORD_SUMS
+from .abi import (
+    COPY_HEADS,
+    GATED,
+    GATHER,
+    LIMIT,
+    NORM,
+    QUANTIZE,
+    RECORD,
+    RECORD_NEGATIVE,
+    RECORD_SCALE,
+    RECORD_SUM,
+    RECORD_SUMS,
+)
 from .dot import negative_sums
 from .simd import (
     absolute,
@@ -25,6 +37,7 @@ from .simd import (
     load_i64,
     max_lanes,
     maximum,
+    minimum,
     mul,
     round_to_i32,
     sigmoid,
@@ -122,6 +135,8 @@ def norm(args, thread, n_threads):
     records = load_i64(args + static(A.records))
     records_stride = load_i64(args + static(A.records_stride))
     segments = load_i64(args + static(A.segments))
+    accumulate = load_i64(args + static(A.accumulate))
+    scale = splat_f32(load_f32(args + static(A.scale)))
     while True:
         row = atomic_add(args, 1)
         if row >= n_rows:
@@ -151,6 +166,10 @@ def norm(args, thread, n_threads):
                     value = mul(value, load_part(weight + segment * weight_stride, i, n))
                 if bias != 0:
                     value = add(value, load_part(bias, i, n))
+                if accumulate != 0:
+                    value = fma(value, scale, load_part(out, i, n))
+                else:
+                    value = mul(value, scale)
                 store_part(out, i, n, value)
         if records != 0:
             at = h + row * h_stride
@@ -200,18 +219,69 @@ def activate(args, thread, n_threads):
         out = y + row * y_stride
         record = records + row * records_stride
         for i in range(start, min(start + SEGMENT, n), 32):
-            for part in static((0, 64)):
-                g[part] = load_f32x16(gate_at + 4 * i + part)
+            for part in static((0, 16)):
+                g[part] = load_part(gate_at, i + part, n)
                 if static(GATED):
-                    a[part] = mul(act(g[part]), load_f32x16(up_at + 4 * i + part))
+                    a[part] = mul(act(g[part]), raise_up(load_part(up_at, i + part, n)))
                 else:
                     a[part] = act(g[part])
-                if i + 32 > n:
-                    # What lies behind the end of gate and up belongs to others; behind y there are zeros.
-                    a[part] = keep_first(a[part], n - i - static(part // 4))
-                store_f32x16(out + 4 * i + part, a[part])
+                store_part(out, i + part, n, a[part])
             if records != 0:
-                quantize_block(a[0], a[64], record + 2 * i)
+                quantize_block(a[0], a[16], record + 2 * i)
+
+
+def limit(args, thread, n_threads):
+    """Keep x within ±limit, in place: smoothly (limit · tanh(x / limit)) or by cutting off."""
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    n = load_i64(args + static(A.n))
+    bound = load_f32(args + static(A.limit))
+    x = load_i64(args + static(A.x))
+    x_stride = load_i64(args + static(A.x_stride))
+    while True:
+        row = atomic_add(args, 1)
+        if row >= n_rows:
+            break
+        at = x + row * x_stride
+        for i in range(0, n, 16):
+            store_part(at, i, n, within(load_part(at, i, n), bound))
+
+
+@inline
+def cap(v, bound):
+    """bound · tanh(v / bound), by tanh x = 2·sigmoid(2x) - 1."""
+    return fma(sigmoid(mul(v, splat_f32(2.0 / bound))), splat_f32(2.0 * bound), splat_f32(-bound))
+
+
+@inline
+def clamp(v, bound):
+    return minimum(maximum(v, splat_f32(-bound)), splat_f32(bound))
+
+
+def copy_heads(args, thread, n_threads):
+    """Columns of each head to other places."""
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    n = load_i64(args + static(A.n))
+    n_heads = load_i64(args + static(A.n_heads))
+    x = load_i64(args + static(A.x))
+    x_stride = load_i64(args + static(A.x_stride))
+    x_step = load_i64(args + static(A.x_step))
+    y = load_i64(args + static(A.y))
+    y_stride = load_i64(args + static(A.y_stride))
+    y_step = load_i64(args + static(A.y_step))
+    while True:
+        row = atomic_add(args, 1)
+        if row >= n_rows:
+            break
+        for head in range(n_heads):
+            source = x + row * x_stride + head * x_step
+            target = y + row * y_stride + head * y_step
+            for i in range(0, n, 16):
+                store_part(target, i, n, load_part(source, i, n))
+
+
+@inline
+def unchanged(v):
+    return v
 
 
 @inline
@@ -236,21 +306,41 @@ def relu_squared(v):
     return mul(positive, positive)
 
 
-ACTIVATIONS = {"silu": silu, "gelu": gelu, "relu2": relu_squared}
+_CLAMP = np.float32(7.0)
 
 
-def build_gated(activation: str) -> Callable:
-    return specialize(activate, A=GATED, GATED=True, act=ACTIVATIONS[activation])
+@inline
+def clamped_silu(v):
+    """v · sigmoid(1.702 v) of values up to 7 (gpt-oss)."""
+    v = minimum(v, splat_f32(_CLAMP))
+    return mul(v, sigmoid(mul(v, splat_f32(np.float32(1.702)))))
 
 
-def build_plain(activation: str) -> Callable:
-    return specialize(activate, A=GATED, GATED=False, act=ACTIVATIONS[activation])
+@inline
+def clamped_plus_one(v):
+    return add(clamp(v, _CLAMP), splat_f32(np.float32(1.0)))
+
+
+# What is done to the gate, and to what it multiplies.
+ACTIVATIONS = {
+    "silu": (silu, unchanged),
+    "gelu": (gelu, unchanged),
+    "relu2": (relu_squared, unchanged),
+    "clamped_swiglu": (clamped_silu, clamped_plus_one),
+}
+
+
+def build_activation(name: str, gated: bool) -> Callable:
+    act, raise_up = ACTIVATIONS[name]
+    return specialize(activate, A=GATED, GATED=gated, act=act, raise_up=raise_up)
 
 
 KERNELS = {
+    "copy_heads": lambda: specialize(copy_heads, A=COPY_HEADS),
     "gather": lambda: specialize(gather, A=GATHER),
-    "quantize": lambda: specialize(quantize, A=QUANTIZE),
+    "gated": lambda activation: build_activation(activation, True),
+    "limit": lambda kind: specialize(limit, A=LIMIT, within=cap if kind == "cap" else clamp),
     "norm": lambda kind: specialize(norm, A=NORM, CENTRED=kind == "layer"),
-    "gated": build_gated,
-    "plain": build_plain,
+    "plain": lambda activation: build_activation(activation, False),
+    "quantize": lambda: specialize(quantize, A=QUANTIZE),
 }

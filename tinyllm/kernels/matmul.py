@@ -56,6 +56,12 @@ def finish(acc, y, bias, accumulate, scale):
     store_f32x16(y, acc)
 
 
+@inline
+def row_address(base, number_at, stride):
+    """Address of the row whose number is in memory at `number_at` (0: the first)."""
+    return base if number_at == 0 else base + load_i64(number_at) * stride
+
+
 def gemv(args, thread, n_threads):
     """One row of quantized activations times a quantized matrix."""
     grain = load_i64(args + static(A.grain))
@@ -63,8 +69,9 @@ def gemv(args, thread, n_threads):
     tiles = load_i64(args + static(A.tiles))
     panel_bytes = load_i64(args + static(A.panel_bytes))
     weights = load_i64(args + static(A.weights))
-    x = load_i64(args + static(A.x))
-    y = load_i64(args + static(A.y))
+    first_row = load_i64(args + static(A.first_row))
+    x = row_address(load_i64(args + static(A.x)), first_row, load_i64(args + static(A.x_stride)))
+    y = row_address(load_i64(args + static(A.y)), first_row, load_i64(args + static(A.y_stride)))
     bias = load_i64(args + static(A.bias))
     accumulate = load_i64(args + static(A.accumulate))
     out_scale = load_f32(args + static(A.scale))
@@ -108,10 +115,11 @@ def gemm(args, thread, n_threads):
     tiles = load_i64(args + static(A.tiles))
     panel_bytes = load_i64(args + static(A.panel_bytes))
     weights = load_i64(args + static(A.weights))
-    x = load_i64(args + static(A.x))
+    first_row = load_i64(args + static(A.first_row))
     x_stride = load_i64(args + static(A.x_stride))
-    y = load_i64(args + static(A.y))
+    x = row_address(load_i64(args + static(A.x)), first_row, x_stride)
     y_stride = load_i64(args + static(A.y_stride))
+    y = row_address(load_i64(args + static(A.y)), first_row, y_stride)
     bias = load_i64(args + static(A.bias))
     accumulate = load_i64(args + static(A.accumulate))
     out_scale = load_f32(args + static(A.scale))
@@ -210,10 +218,11 @@ def gemv_float(args, thread, n_threads):
     tiles = load_i64(args + static(A.tiles))
     panel_bytes = load_i64(args + static(A.panel_bytes))
     weights = load_i64(args + static(A.weights))
-    x = load_i64(args + static(A.x))
+    first_row = load_i64(args + static(A.first_row))
     x_stride = load_i64(args + static(A.x_stride))
-    y = load_i64(args + static(A.y))
+    x = row_address(load_i64(args + static(A.x)), first_row, x_stride)
     y_stride = load_i64(args + static(A.y_stride))
+    y = row_address(load_i64(args + static(A.y)), first_row, y_stride)
     bias = load_i64(args + static(A.bias))
     accumulate = load_i64(args + static(A.accumulate))
     out_scale = load_f32(args + static(A.scale))

@@ -1,0 +1,55 @@
+"""What a step is fed with: rows' positions and page tables, blocks of rows, rotary tables, in memory that kernels read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .config import ModelConfig
+from .kernels import abi
+from .plan import Plan, aligned_zeros
+
+
+class Run(NamedTuple):
+    """Tokens of one sequence from a position on, and the address of its page tables."""
+
+    position: int
+    tokens: Sequence[int]
+    pages: int
+
+
+class StepInputs:
+    """Memory for the rows of a step, which the plan's kernels read."""
+
+    def __init__(self, config: ModelConfig, plan: Plan):
+        self._ropes = config.ropes
+        n = plan.max_rows
+        self.rows = aligned_zeros(n * abi.ROW_BYTES).view(np.int64).reshape(n, -1)
+        self.blocks = aligned_zeros(n * abi.BLOCK_BYTES).view(np.int64).reshape(n, -1)
+        self.n_blocks = np.zeros(1, np.int64)
+        self.ropes = [np.zeros((n, rope.n_rot // 2, 2), np.float32) for rope in config.ropes]
+        self.out_index = np.zeros(n, np.int64)
+
+    def fill(self, runs: Sequence[Run], out: Sequence[int], block_tokens: int) -> np.ndarray:
+        """Lay the runs' rows out one behind the other, dealt out in blocks of `block_tokens`; the rows' positions.
+
+        `out`: numbers of the rows whose results are wanted.
+        """
+        block = row = 0
+        for position, tokens, pages in runs:
+            n = len(tokens)
+            self.rows[row : row + n, abi.ROW_POSITION // 8] = range(position, position + n)
+            self.rows[row : row + n, abi.ROW_PAGES // 8] = pages
+            for start in range(0, n, block_tokens):
+                size = min(block_tokens, n - start)
+                self.blocks[block] = (row + start, size, position + start, position + n, pages)
+                block += 1
+            row += n
+        self.n_blocks[0] = block
+        positions = self.rows[:row, abi.ROW_POSITION // 8]
+        for rope, table in zip(self._ropes, self.ropes, strict=True):
+            table[:row] = rope.table(positions)
+        self.out_index[: len(out)] = out
+        return positions
