@@ -13,6 +13,7 @@ from tinyllm_cli import render
 from tinyllm_cli.bench_options import Setting, ShowOptions, TestOptions, settings_of, trials_of
 from tinyllm_cli.loading import usage_errors
 from tinyllm_cli.option_groups import option_groups
+from tinyllm_cli.text import one_line
 
 if TYPE_CHECKING:
     from tinyllm.bench import Result, Trial
@@ -65,7 +66,7 @@ def _measure(setting: Setting, trials: list[Trial], tests: TestOptions, show: Sh
     with render.download_progress() as progress:
         path = hub.resolve(setting.model, progress)
     with ExitStack() as stack:
-        tell = stack.enter_context(_progress(path.stem, tests.repetitions))
+        tell = stack.enter_context(_progress(one_line(path.stem), tests.repetitions))
         with usage_errors():
             running = stack.enter_context(
                 Bench(
@@ -86,17 +87,23 @@ def _measure(setting: Setting, trials: list[Trial], tests: TestOptions, show: Sh
 
 @contextmanager
 def _progress(name: str, repetitions: int) -> Iterator[Any]:
-    """Tells on a terminal's stderr what is being run."""
+    """Tells on a terminal's stderr what is being run, in a line that is only drawn between the runs."""
     if render.is_plain(sys.stderr):
         yield lambda trial, repetition: None
         return
-    with render.err().status(f"loading {name}") as status:
 
-        def tell(trial: Trial, repetition: int) -> None:
-            what = "warm-up" if repetition < 0 else f"run {repetition + 1} of {repetitions}"
-            status.update(f"{name} {trial.name}: {what}")
+    def draw(line: str) -> None:
+        sys.stderr.write(f"\r\x1b[2K{line}")
+        sys.stderr.flush()
 
+    def tell(trial: Trial, repetition: int) -> None:
+        what = "warm-up" if repetition < 0 else f"run {repetition + 1} of {repetitions}"
+        draw(f"{name} {trial.name}: {what}")
+
+    try:
         yield tell
+    finally:
+        draw("")
 
 
 def _print(form: str, results: Sequence[Result]) -> None:

@@ -17,8 +17,9 @@ from tinyllm_cli.bench_tables import speed, threads
 if TYPE_CHECKING:
     from tinyllm.bench import Result
 
-# Columns of the same name in both runs must be equal for two rows to be compared.
-_SAME = ("model_type", "n_threads", "n_prompt", "n_gen", "n_depth", "type_k")
+# What must be equal for two rows to be compared, and then what makes the better partner.
+_SAME = ("n_threads", "n_prompt", "n_gen", "n_depth", "type_k")
+_SAME_MODEL = ("model_type", "model_n_params")
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,13 @@ def _noise(deviation_a: float, n_a: int, deviation_b: float, n_b: int) -> float:
 
 
 def _partner(row: dict[str, Any], earlier: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The earlier row of the same test; keys that the earlier run does not have are not asked for."""
-    return next((old for old in earlier if all(old.get(key, row[key]) == row[key] for key in _SAME)), None)
+    """The earlier row of the same test: of the model of that name, else of as many parameters.
+
+    Keys that the earlier run does not have are not asked for. llama-bench names some models in another way.
+    """
+    tests = [old for old in earlier if all(old.get(key, row[key]) == row[key] for key in _SAME)]
+    named = [old for key in _SAME_MODEL for old in tests if old.get(key, row[key]) == row[key]]
+    return named[0] if named else None
 
 
 def speeds(result: Result, old: dict[str, Any]) -> Change:

@@ -50,6 +50,11 @@ def bench(model_path, monkeypatch, capsys, tmp_path) -> Callable[..., Output]:
     return call
 
 
+@pytest.fixture
+def results_of_json(bench) -> list[dict]:
+    return json.loads(bench("--json", "-r", 1).out)
+
+
 # Lists.
 
 
@@ -203,6 +208,22 @@ def test_rows_of_llama_bench_can_be_compared(tmp_path):
     path = tmp_path / "peer.json"
     path.write_text(json.dumps([{"n_prompt": 512, "n_gen": 0, "avg_ts": 100.0}]))
     assert bench_compare.read_earlier(path)[0]["avg_ts"] == 100.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_partner"),
+    [
+        ({}, True),
+        ({"model_type": "llama ?B Q8_0"}, True),  # as many parameters
+        ({"model_type": "llama 1B Q8_0", "model_n_params": 5}, False),
+        ({"n_threads": 2}, False),
+        ({"type_k": "q8_0"}, False),
+    ],
+    ids=str,
+)
+def test_rows_of_the_same_test_and_model_are_compared(results_of_json, changes, is_partner):
+    row = results_of_json[0]
+    assert (bench_compare._partner(row, [row | changes]) is not None) is is_partner
 
 
 # Refusals.
