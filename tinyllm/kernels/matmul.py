@@ -24,6 +24,7 @@ from .simd import (
     load_i8x64,
     load_i64,
     mul,
+    prefetch,
     opaque,
     splat_f32,
     store_f32x16,
@@ -38,6 +39,9 @@ from .unpack import UNPACK, UNPACK_FLOAT
 GEMM_WIDTHS = (12, 4, 1) if TARGET.wide_registers else (4, 1)
 # With 32 registers the innermost loop is unrolled; with 16 it stays a loop, or LLVM reorders it and spills.
 UNROLL = TARGET.wide_registers
+# Distance in bytes at which the GEMV asks for its weights. The hardware stops at page borders: on Zen 3 this lifts one
+# thread from 16.5 to 21.5 GB/s, what a plain sum reads (1024: 19.9, 4096: 19.7, 8192: 21.1).
+PREFETCH = 2048
 # Blocks of 32 inputs that are unpacked at a time: codes and scales stay in the first-level cache.
 CHUNK_BLOCKS = 24
 # Tokens per pass over the chunk: their activations stay in the second-level cache.
@@ -85,6 +89,8 @@ def gemv(args, thread, n_threads):
             acc = zero_f32()
             for _ in range(tiles):
                 for block in range(BLOCKS):
+                    for line in static(range(0, TILE_BYTES // BLOCKS, 64)):
+                        prefetch(tile + block * static(TILE_BYTES // BLOCKS) + static(PREFETCH + line))
                     codes_at = tile + block * CODE_STRIDE
                     factor = broadcast_f32(record + SCALE)
                     for half in static(range(HALVES)):
@@ -275,6 +281,7 @@ def _quantized_parameters(name: str) -> dict:
         "TILE_BYTES": tile.bytes,
         "CODE_STRIDE": tile.code_bytes,
         "FOLDS": folds,
+        "PREFETCH": PREFETCH,
         "UNROLL": UNROLL,
         "CHUNK_BLOCKS": CHUNK_BLOCKS,
         "CHUNK_TILES": CHUNK_BLOCKS // tile.blocks,

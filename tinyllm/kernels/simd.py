@@ -224,6 +224,15 @@ def store_i8x64(builder, where, value):
     store_ir(builder, where, value)
 
 
+@operation(types.void, address)
+def prefetch(builder, where):
+    """Ask for the cache line at an address; harmless behind the end of memory."""
+    pointer = builder.inttoptr(where, _I8.as_pointer())
+    function_type = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+    builder.call(function, [pointer, _I32(0), _I32(3), _I32(1)])
+
+
 @operation(i32x16, address)
 def load_i32x16(builder, where):
     return load_ir(builder, where, i32x16.ir)
