@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from tinyllm.costs import StepShape, Work, work_of
+from tinyllm.costs import Costs, StepShape, Work
 from tinyllm.kernels.formats import TILES, Tile
 from tinyllm.plan import Plan
 from tinyllm.roofs import Prober, RoofPair, Roofs
@@ -139,11 +139,10 @@ def products(tile: Tile, n_threads: int, n_layers: int, n_rows: int) -> Iterator
         address += -(-matrix.n_bytes // 256) * 256
         plan.layer(index // len(SHAPES))
         y = narrow if matrix.n_outputs == N_EMBD else wide.columns(0, matrix.n_outputs, matrix.name)
-        plan.linear(matrix.name, inputs[matrix.n_inputs], [matrix], y)
+        plan.linear(matrix.name, inputs[matrix.n_inputs], matrix, y)
     plan.finish()
     yield plan
-    # Only now: the plan itself knows inputs and outputs by their addresses.
-    del memory, wide, narrow, inputs, x, y
+    del memory  # a view would keep the arena open
     arena.close()
 
 
@@ -162,7 +161,8 @@ def run(plan: Plan, team: Team, n_rows: int, rounds: int) -> tuple[float, Work]:
         ticks.append(recorder.take().total[indices].sum())
     team.recorder = None
     clock.stop()
-    work = sum((work_of(plan.ops[index], shape, plan.rows) for index in indices), Work())
+    costs = Costs(plan)
+    work = sum((costs.of(plan.ops[index], shape) for index in indices), Work())
     return statistics.median(ticks) * clock.seconds_per_tick, work
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench_model import HEAD_DIM, N_EMBD, N_FF, N_HEADS, N_KV_HEADS, N_LAYERS, N_VOCAB, write_bench_model
+from conftest import reference_dir
 
 import tinyllm
 from tinyllm.bench import Bench, Result, Trial
 from tinyllm.breakdown import PYTHON, Entry, break_down, merge
-from tinyllm.costs import FORMULAS, StepShape, Work, work_of
+from tinyllm.costs import FORMULAS, Costs, StepShape, Work
 from tinyllm.errors import InvalidParameterError
 from tinyllm.kernels import abi
 from tinyllm.kernels.jit import kernel_addresses
@@ -29,7 +30,7 @@ LLAMA_BENCH_KEYS = {
     *("test_time", "avg_ns", "stddev_ns", "avg_ts", "stddev_ts", "samples_ns", "samples_ts"),
 }
 STAGES = {
-    *("attn_norm", "q", "k+v", "rope", "attn_out", "resid_mid", "ffn_norm", "ffn_gate_up", "ffn_act", "resid_post"),
+    *("attn_norm", "q", "k+v", "rope", "attn_out", "attn_output", "ffn_norm", "ffn_gate_up", "ffn_act", "ffn_down"),
     *("out_rows", "final_norm", "logits", PYTHON),
 }
 
@@ -166,7 +167,7 @@ def test_attention_counts_what_each_row_sees(plan, shape, window):
         {p for p in range(position + 1) if window is None or p > position - window}
         for position in range(shape.position, shape.position + shape.n_rows)
     ]
-    work = work_of(op, shape, plan.rows)
+    work = Costs(plan).of(op, shape)
     per_pair = N_HEADS * (4 * HEAD_DIM + 20)
     assert work.f32_ops == sum(map(len, seen)) * per_pair
     kv_bytes = len(set().union(*seen)) * N_KV_HEADS * (HEAD_DIM + 32) * 2  # values are padded to 32
@@ -175,18 +176,40 @@ def test_attention_counts_what_each_row_sees(plan, shape, window):
 
 
 def test_products_read_their_weights_once(plan):
-    op = op_named(plan, "resid_post", abi.LINEAR)
-    one, many = (work_of(op, StepShape(n, 1, 0), plan.rows) for n in (1, 10))
+    op = op_named(plan, "ffn_down", abi.LINEAR)
+    one, many = (Costs(plan).of(op, StepShape(n, 1, 0)) for n in (1, 10))
     assert one.int8_ops == 2 * N_EMBD * N_FF and many.int8_ops == 10 * one.int8_ops
     q8_0_bytes = N_EMBD * N_FF * 34 // 32
     assert q8_0_bytes < one.n_bytes < many.n_bytes < 10 * q8_0_bytes
     assert many.n_bytes - one.n_bytes == 9 * (N_FF * 2 + N_EMBD * 8)
 
 
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ["mixtral", "deepseek2", "llama4", "gemma3", "gpt2"])
+def test_all_weights_are_read_by_enough_rows_and_fewer_by_one(name):
+    """Experts included: what one row reads of them is the share that is used, and many rows read all."""
+    path = reference_dir() / "conformance" / "models" / f"{name}.gguf"
+    with tinyllm.load(path, n_threads=1, n_ctx=64) as model:
+        costs, ops = Costs(model.network.plan), model.network.plan.ops
+        products = [op for op in ops if op.arguments in (abi.LINEAR, abi.DISPATCH)]
+
+        def weight_bytes(n_rows: int) -> float:
+            """Without activations, which grow with the rows."""
+            shapes = [StepShape(n, n, 0) for n in (n_rows, 2 * n_rows, 3 * n_rows)]
+            a, b, c = (sum(costs.of(op, shape).n_bytes for op in products) for shape in shapes)
+            return a - (c - b) if n_rows > 1 else a
+
+        assert weight_bytes(10_000) == pytest.approx(model.weights.n_bytes)
+        experts = [op.blocks.count * op.blocks.steps["weights"] for op in products if op.arguments is abi.DISPATCH]
+        used = [op.weight_bytes for op in products if op.arguments is abi.DISPATCH]
+        activations = weight_bytes(1) - (model.weights.n_bytes - sum(experts) + sum(used))
+        assert 0 < activations < 0.5 * model.weights.n_bytes
+
+
 def test_only_wanted_rows_reach_the_output_matrix(plan):
     op = op_named(plan, "logits", abi.LINEAR)
-    assert work_of(op, StepShape(10, 0, 0), plan.rows) == Work()
-    assert work_of(op, StepShape(10, 3, 0), plan.rows).int8_ops == 3 * 2 * N_EMBD * N_VOCAB
+    assert Costs(plan).of(op, StepShape(10, 0, 0)) == Work()
+    assert Costs(plan).of(op, StepShape(10, 3, 0)).int8_ops == 3 * 2 * N_EMBD * N_VOCAB
 
 
 # Stamps.

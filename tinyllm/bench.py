@@ -19,7 +19,7 @@ import numpy as np
 
 from . import __version__, machine
 from .breakdown import Breakdown, break_down
-from .costs import StepShape, Work, work_of
+from .costs import Costs, StepShape, Work
 from .errors import InvalidParameterError
 from .kernels.abi import ROW_POSITION
 from .kernels.jit import compile_seconds
@@ -303,9 +303,7 @@ class Bench:
         sequence.release()
 
     def _work(self, trial: Trial) -> Work:
-        plan = self.model.network.plan
-        steps = trial.steps(self.model.n_batch)
-        return sum((work_of(op, shape, plan.rows) for op in plan.ops for shape in steps), Work())
+        return Costs(self.model.network.plan).total(trial.steps(self.model.n_batch))
 
     def close(self) -> None:
         """Give the model and the probes' memory back."""

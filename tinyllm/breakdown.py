@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .costs import Work, work_of
+from .costs import Costs, Work
 from .plan import Op, Plan
 from .roofs import Roofs
 from .timeline import OpTicks
@@ -188,10 +188,10 @@ def break_down(
     totals = np.array([ticks.total for ticks in repetitions]) * ms
     means = np.mean([ticks.mean for ticks in repetitions], axis=0) * ms
     longest = np.mean([ticks.longest for ticks in repetitions], axis=0) * ms
-    shapes = repetitions[0].shapes
+    shapes, costs = repetitions[0].shapes, Costs(plan)
     entries: dict[tuple[int | None, str], list[Entry]] = {}
     for index, op in enumerate(plan.ops):
-        work = sum((work_of(op, shape, plan.rows) for shape in shapes), Work()) * (1 / n_units)
+        work = sum((costs.of(op, shape) for shape in shapes), Work()) * (1 / n_units)
         times = roofs.times(work)
         resource = max(times, key=times.__getitem__)
         entry = Entry(
@@ -214,4 +214,5 @@ def break_down(
 
 
 def _kernels(op: Op, shapes: Sequence) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(op.one if shape.n_rows == 1 else op.many for shape in shapes))
+    one, many = op.calls or (op.one, op.many)
+    return tuple(dict.fromkeys(one if shape.n_rows == 1 else many for shape in shapes))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .costs import StepShape, work_of
+from .costs import Costs, StepShape
 from .timeline import Step, Trace
 
 STEPS, LAYERS, FIRST_WORKER = 0, 1, 10
@@ -79,6 +79,7 @@ class _Writer:
     def __init__(self, pid: int, number: int, trace: Trace, origin: float, with_args: bool):
         self.pid, self.number, self.trace = pid, number, trace
         self.origin, self.with_args = origin, with_args
+        self.costs = Costs(trace.plan)
 
     def events(self, incidents: Mapping[str, float]) -> Iterator[dict[str, Any]]:
         first = self._ns(np.array(self.trace.marks[0]))
@@ -160,15 +161,14 @@ class _Writer:
         """Numbers of a slice."""
         if not self.with_args:
             return {}
-        plan = self.trace.plan
-        op = plan.ops[index]
-        work = work_of(op, shape, plan.rows)
+        op = self.trace.plan.ops[index]
+        work = self.costs.of(op, shape)
         times = self.trace.roofs.times(work)
         limit = max(times, key=times.__getitem__)
         ns = max(ns, 1)
         return {
             "layer": op.layer,
-            "kernel": op.one if shape.n_rows == 1 else op.many,
+            "kernel": (op.calls or (op.one, op.many))[0 if shape.n_rows == 1 else 1],
             "bytes": round(work.n_bytes),
             "ops": round(work.ops),
             "gbs": round(work.n_bytes / ns, 2),
@@ -178,8 +178,7 @@ class _Writer:
         }
 
     def _counters(self, step: Step, begin: int, start: int, end: int, finish: int) -> Iterator[dict[str, Any]]:
-        plan = self.trace.plan
-        n_bytes = sum(work_of(op, step.shape, plan.rows).n_bytes for op in plan.ops)
+        n_bytes = self.costs.total([step.shape]).n_bytes
         waited = float((step.ends - step.own_ends).sum() / max(1, (step.ends - step.starts).sum()))
         values = {
             "t/s": step.shape.n_rows * 1e9 / max(1, finish - begin),
