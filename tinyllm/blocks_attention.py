@@ -29,7 +29,7 @@ class Norm:
     @classmethod
     def load(cls, weights: Weights, name: str, n: int) -> Norm | None:
         """The norm with this name over n values; None if the file has none."""
-        if not weights.has(f"{name}.weight"):
+        if not weights.expects(f"{name}.weight"):
             return None
         return cls(weights.vector(f"{name}.weight", n), weights.vector(f"{name}.bias", n, optional=True))
 

@@ -309,9 +309,9 @@ class _Reader(Hyperparameters):
             n_kv_heads = self.per_layer("attention.head_count_kv", self.n_layers)
         for heads, kv_heads in zip(n_heads, n_kv_heads, strict=True):
             if heads % kv_heads:
-                raise self.fail("attention.head_count_kv", f"is {kv_heads}, which does not divide {heads} heads")
+                raise self.fail("attention.head_count_kv", f"{kv_heads} does not divide {heads} heads")
         if not self.has("attention.key_length") and self.n_embd % n_heads[0]:
-            raise self.fail("attention.head_count", f"is {n_heads[0]}, which does not divide {self.n_embd}")
+            raise self.fail("attention.head_count", f"{n_heads[0]} does not divide {self.n_embd}")
         head_dim = self.integer("attention.key_length", self.n_embd // n_heads[0], maximum=2**16)
         v_dim = self.integer("attention.value_length", head_dim, maximum=2**16)
         n_ff = self.per_layer("feed_forward_length", self.n_layers, minimum=0)
@@ -414,7 +414,7 @@ class _Reader(Hyperparameters):
             scoring = SCORINGS[code]
         n_groups = self.integer("expert_group_count", 1, minimum=0, maximum=n_experts) or 1
         if n_experts % n_groups:
-            raise self.fail("expert_group_count", f"is {n_groups}, which does not divide {n_experts} experts")
+            raise self.fail("expert_group_count", f"{n_groups} does not divide {n_experts} experts")
         n_ff = "expert_feed_forward_length" if self.has("expert_feed_forward_length") else "feed_forward_length"
         return ExpertsConfig(
             n_experts=n_experts,

@@ -119,10 +119,16 @@ class Weights:
         self.file = file
         self.taken: set[str] = set()
         self._matrices: list[Matrix] = []
+        self._in_blocks = {name[block.end() :] for name in file.tensors if (block := _BLOCK.match(name))}
         self._arena: np.ndarray | None = None
 
     def has(self, name: str) -> bool:
         return name in self.file.tensors
+
+    def expects(self, name: str) -> bool:
+        """Whether the file has this optional tensor, or should: if one block has it, all that ask for it must."""
+        block = _BLOCK.match(name)
+        return self.has(name) or (block is not None and name[block.end() :] in self._in_blocks)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor in numpy order; () if the file has none of this name."""
@@ -149,7 +155,7 @@ class Weights:
 
     def vector(self, name: str, n: int, optional: bool = False) -> Vector | None:
         """A float vector; None if it is optional and absent."""
-        if optional and not self.has(name):
+        if optional and not self.expects(name):
             return None
         return vector_of(self.floats(name, n))
 
