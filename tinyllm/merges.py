@@ -1,28 +1,27 @@
-"""Tokenization by merging neighbours: the text of one fragment flows in, token ids flow out, for byte-pair vocabularies
-(GPT-2 and its heirs, ranked merges) and SentencePiece ones (scored tokens). The time is that of a sort of the text.
+"""Tokenization by merging neighbours: text without special tokens flows in, ids flow out, for byte-pair vocabularies
+(ranked merges) and SentencePiece ones (scored tokens). The `tokenizers` library merges long words faster, but takes
+eight times as long to build (0.15 s instead of 0.02 s for 49,000 merges), and most texts are shorter than that.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 
 from tinyllm.characters import BYTE_OF_CHAR, byte_characters, escape_chunks, has_raw_bytes, is_space, lowered, repaired
 from tinyllm.errors import TokenizerError
-from tinyllm.splitting import PreTokenizer
+from tinyllm.splitting import UNDERLINE, WordCutter
+from tinyllm.vocabulary import Vocabulary
 
 log = logging.getLogger("tinyllm")
 
-UNDERLINE = "\u2581"
-
 Rank = Callable[[str, str], float | None]
 
-_CACHED_WORDS = 1 << 16
-_CACHED_LENGTH = 64
-_SHORT = 512
+_KNOWN_WORDS = 1 << 16
+_KNOWN_LENGTH = 64
 
 
 def merge(symbols: list[str], rank: Rank) -> list[str]:
@@ -31,14 +30,12 @@ def merge(symbols: list[str], rank: Rank) -> list[str]:
     `symbols` is used up. `rank(left, right)` is None where the two may not be joined.
     """
     heap = []
-    for right in range(1, len(symbols)):
-        left = right - 1
+    for left, right in pairwise(range(len(symbols))):
         if (order := rank(symbols[left], symbols[right])) is not None:
             heap.append((order, left, right, len(symbols[left]) + len(symbols[right])))
     heapify(heap)
-    before = list(range(-1, len(symbols)))
-    behind = list(range(1, len(symbols) + 1))
-    behind[-1:] = [-1]
+    before = list(range(-1, len(symbols) - 1))
+    behind = [*range(1, len(symbols)), -1]
     while heap:
         _, left, right, length = heappop(heap)
         # A symbol that was joined to its left neighbour is empty; one that grew makes the pair longer.
@@ -54,39 +51,6 @@ def merge(symbols: list[str], rank: Rank) -> list[str]:
         if (outer := before[left]) >= 0 and (order := rank(symbols[outer], joined)) is not None:
             heappush(heap, (order, outer, left, len(symbols[outer]) + len(joined)))
     return [symbol for symbol in symbols if symbol]
-
-
-class Reach(dict[str, int]):
-    """How long the tokens get that begin like a text: by its first `KEY` characters, the length of the longest token
-    with these, or `KEY` - 1 if there are none."""
-
-    KEY = 3
-
-    def __init__(self, tokens: Iterable[str]):
-        super().__init__()
-        for token in tokens:
-            if len(token) >= self.KEY and len(token) > self.get(token[: self.KEY], 0):
-                self[token[: self.KEY]] = len(token)
-
-    def __missing__(self, start: str) -> int:
-        return self.KEY - 1
-
-
-class WordCutter:
-    """Cuts text before each underlined space that no token reaches across, so that words can be looked up again."""
-
-    def __init__(self, *vocabularies: Iterable[str]):
-        """A vocabulary's entries may have one more space in front of the underline, as merges have."""
-        self._vocabularies = vocabularies
-
-    @cached_property
-    def _cut(self) -> re.Pattern[str]:
-        crossed = re.compile(f"([^{UNDERLINE}\0]) ?{UNDERLINE}")
-        chars = {char for entries in self._vocabularies for char in crossed.findall("\0".join(entries))}
-        return re.compile(f"(?<=[^{re.escape(''.join(sorted(chars)))}{UNDERLINE}])(?={UNDERLINE})")
-
-    def words(self, text: str) -> list[str]:
-        return [text] if len(text) < _SHORT else self._cut.split(text)
 
 
 class _WordMerger:
@@ -105,8 +69,8 @@ class _WordMerger:
             word_ids = known.get(word)
             if word_ids is None:
                 word_ids = self._word_ids(word)
-                if len(word) <= _CACHED_LENGTH:
-                    if len(known) >= _CACHED_WORDS:
+                if len(word) <= _KNOWN_LENGTH:
+                    if len(known) >= _KNOWN_WORDS:
                         known.clear()
                     known[word] = word_ids
             ids += word_ids
@@ -116,13 +80,13 @@ class _WordMerger:
 class BytePairEncoder(_WordMerger):
     """Byte-pair encoding with a list of merges in the order of their rank."""
 
-    def __init__(self, ids: Mapping[str, int], merges: Sequence[str], pre_tokenizer: PreTokenizer, *, lowercase: bool):
+    def __init__(self, vocabulary: Vocabulary):
         super().__init__()
-        self._ids = ids
-        self._merges = merges
-        self._pre_tokenizer = pre_tokenizer
-        self._lowercase = lowercase
-        self._cutter = WordCutter(ids, merges)
+        self._ids = vocabulary.ids
+        self._merges = vocabulary.merges
+        self._pre_tokenizer = vocabulary.pre_tokenizer
+        self._lowercase = vocabulary.lowercase
+        self._cutter = WordCutter(vocabulary.tokens, vocabulary.merges)
         self._left_out: set[str] = set()
 
     @cached_property
@@ -172,12 +136,12 @@ class BytePairEncoder(_WordMerger):
 class SentencePieceEncoder(_WordMerger):
     """SentencePiece's BPE: any two neighbours that make a token may be joined, the best score first."""
 
-    def __init__(self, ids: Mapping[str, int], scores: Sequence[float], unknown: int | None):
+    def __init__(self, vocabulary: Vocabulary):
         super().__init__()
-        self._ids = ids
-        self._scores = scores
-        self._unknown = unknown
-        self._cutter = WordCutter(ids)
+        self._ids = vocabulary.ids
+        self._order = (-vocabulary.scores).tolist()
+        self._unknown = vocabulary.special_ids.get("unk")
+        self._cutter = WordCutter(vocabulary.tokens)
 
     def encode(self, text: str) -> list[int]:
         text = text.replace(" ", UNDERLINE)
@@ -189,11 +153,11 @@ class SentencePieceEncoder(_WordMerger):
         return self._merge(list(word))
 
     def _merge(self, symbols: list[str]) -> list[int]:
-        ids, scores = self._ids, self._scores
+        ids, order = self._ids, self._order
 
         def rank(left: str, right: str) -> float | None:
             token = ids.get(left + right)
-            return None if token is None else -scores[token]
+            return None if token is None else order[token]
 
         found: list[int] = []
         for symbol in merge(symbols, rank):

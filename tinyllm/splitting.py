@@ -5,12 +5,17 @@ Each step of a pre-tokenizer cuts the pieces of the steps before it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 from tinyllm.characters import classes, plain_spaces
+
+UNDERLINE = "\u2581"
+"""What vocabularies of SentencePiece's kind write for a space."""
+
+_SHORT = 512
 
 Finder = Callable[[str, int, int], Iterator[re.Match[str]]]
 
@@ -112,3 +117,22 @@ class PreTokenizer:
                 views[step.by_class] = classes(text) if step.by_class else plain_spaces(text)
             ends = step.cut(views[step.by_class], ends)
         return [text[start:end] for start, end in pairwise((0, *ends))]
+
+
+class WordCutter:
+    """Cuts long texts before each underlined space that no token reaches across. What is made of a text does not change
+    by that, but its words can be looked up when they come again."""
+
+    def __init__(self, *vocabularies: Iterable[str]):
+        """`vocabularies` are tokens or merges."""
+        self._vocabularies = vocabularies
+
+    @cached_property
+    def _cut(self) -> re.Pattern[str]:
+        crossed = re.compile(f"([^{UNDERLINE}\0]) ?{UNDERLINE}")
+        chars = {char for entries in self._vocabularies for char in crossed.findall("\0".join(entries))}
+        # An underline behind an underline may always be one token with it.
+        return re.compile(f"(?<=[^{re.escape(''.join(sorted(chars)))}{UNDERLINE}])(?={UNDERLINE})")
+
+    def words(self, text: str) -> list[str]:
+        return [text] if len(text) < _SHORT else self._cut.split(text)

@@ -7,14 +7,15 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from tinyllm.characters import BYTE_OF_CHAR, escaped
 from tinyllm.errors import TokenizerError
 from tinyllm.gguf_file import open_gguf
-from tinyllm.merges import UNDERLINE, BytePairEncoder, SentencePieceEncoder
+from tinyllm.merges import BytePairEncoder, SentencePieceEncoder
 from tinyllm.special_tokens import SPECIAL, SpecialTokenFinder, TokenType
+from tinyllm.splitting import UNDERLINE
 from tinyllm.unigram import UnigramEncoder
 from tinyllm.vocabulary import Vocabulary, read_vocabulary
 from tinyllm.wordpiece import WordPieceEncoder
@@ -37,6 +38,14 @@ class Encoder(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text without special tokens. Bytes in it that are not UTF-8 are escaped (surrogateescape)."""
+
+
+_ENCODERS: dict[str, Callable[[Vocabulary], Encoder]] = {
+    "BPE": BytePairEncoder,
+    "SPM": SentencePieceEncoder,
+    "WPM": WordPieceEncoder,
+    "UGM": UnigramEncoder,
+}
 
 
 class Tokenizer:
@@ -69,7 +78,7 @@ class Tokenizer:
         self._special_finder = SpecialTokenFinder(
             vocabulary.tokens, vocabulary.types, lstrip=vocabulary.lstrip_ids, rstrip=vocabulary.rstrip_ids
         )
-        self._encoder = _encoder(vocabulary)
+        self._encoder = _ENCODERS[self.kind](vocabulary)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], source: str = "") -> Tokenizer:
@@ -190,17 +199,6 @@ class StreamDecoder:
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return text
-
-
-def _encoder(vocabulary: Vocabulary) -> Encoder:
-    v, unknown = vocabulary, vocabulary.special_ids.get("unk")
-    if v.kind == "BPE":
-        return BytePairEncoder(v.ids, v.merges, v.pre_tokenizer, lowercase=v.lowercase)
-    if v.kind == "SPM":
-        return SentencePieceEncoder(v.ids, v.scores.tolist(), unknown)
-    if v.kind == "WPM":
-        return WordPieceEncoder(v.ids, unknown, lowercase=v.lowercase, strip_accents=v.strip_accents)
-    return UnigramEncoder(v, unknown)
 
 
 def _named(error: TokenizerError, source: str) -> TokenizerError:

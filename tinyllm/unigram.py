@@ -5,17 +5,17 @@ flow out. The text is normalized first, as the file's precompiled character map 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
 
 import numpy as np
 
 from tinyllm.characters import repaired
 from tinyllm.errors import TokenizerError
-from tinyllm.merges import UNDERLINE, Reach, WordCutter
 from tinyllm.special_tokens import TokenType
-from tinyllm.vocabulary import Vocabulary
+from tinyllm.splitting import UNDERLINE, WordCutter
+from tinyllm.vocabulary import Reach, Vocabulary
 
 UNKNOWN_PENALTY = 10.0
+_LONGEST_KEY = 256  # several times any real one; bounds what a map that leads in circles costs
 _UNREADABLE = "\udc80"
 
 
@@ -128,7 +128,7 @@ class Normalizer:
         best = start + 1, text[start]
         if self._map is not None:
             node: int | None = self._map.root
-            for end in range(start, len(text)):
+            for end in range(start, min(start + _LONGEST_KEY, len(text))):
                 node, found = self._map.step(node, text[end].encode("utf-8", "surrogatepass"))
                 if node is None:
                     break
@@ -144,7 +144,7 @@ class UnigramEncoder:
     costs more than any normal token.
     """
 
-    def __init__(self, vocabulary: Vocabulary, unknown: int | None):
+    def __init__(self, vocabulary: Vocabulary):
         types, scores = vocabulary.file_types, vocabulary.scores
         normal, user_defined = (types & flag != 0 for flag in (TokenType.NORMAL, TokenType.USER_DEFINED))
         lowest = scores[normal].min(initial=np.finfo(np.float32).max)
@@ -152,19 +152,15 @@ class UnigramEncoder:
         self._scores: list[float | None] = np.where(user_defined, np.float32(0), scores).tolist()
         for token in np.flatnonzero(~(normal | user_defined | (types & TokenType.UNUSED != 0))).tolist():
             self._scores[token] = None
-        self._unknown = unknown
-        self._ids = vocabulary.ids
-        self._cutter = WordCutter(vocabulary.ids)
+        self._unknown = vocabulary.special_ids.get("unk")
+        self._vocabulary = vocabulary
+        self._cutter = WordCutter(vocabulary.tokens)
         self._normalizer = Normalizer(
             vocabulary.character_map,
             [vocabulary.tokens[token] for token in np.flatnonzero(user_defined).tolist()],
             add_space_prefix=vocabulary.add_space_prefix,
             merge_spaces=vocabulary.merge_spaces,
         )
-
-    @cached_property
-    def _reach(self) -> Reach:
-        return Reach(self._ids)
 
     def encode(self, text: str) -> list[int]:
         known: dict[str, list[int | None]] = {}
@@ -188,7 +184,7 @@ class UnigramEncoder:
 
     def _segment(self, word: str) -> list[int | None]:
         """Token ids, None for each unknown character."""
-        ids, scores, reach = self._ids, self._scores, self._reach
+        ids, scores, reach = self._vocabulary.ids, self._scores, self._vocabulary.reach
         size = len(word)
         best = [0.0] + [-float("inf")] * size
         start_of = [0] * (size + 1)

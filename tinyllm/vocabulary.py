@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,23 @@ _FAMILIES = {
 }
 
 
-@dataclass(frozen=True)
+class Reach(dict[str, int]):
+    """How long the tokens get that begin like a text: by its first `KEY` characters, the length of the longest token
+    with these, or `KEY` - 1 if there are none."""
+
+    KEY = 3
+
+    def __init__(self, tokens: Iterable[str]):
+        super().__init__()
+        for token in tokens:
+            if len(token) >= self.KEY and len(token) > self.get(token[: self.KEY], 0):
+                self[token[: self.KEY]] = len(token)
+
+    def __missing__(self, start: str) -> int:
+        return self.KEY - 1
+
+
+@dataclass(frozen=True, eq=False)
 class Vocabulary:
     """All that a tokenizer needs from a file."""
 
@@ -121,6 +138,10 @@ class Vocabulary:
     strip_accents: bool
     character_map: bytes
     """SentencePiece's precompiled map for normalization, empty if there is none."""
+
+    @cached_property
+    def reach(self) -> Reach:
+        return Reach(self.tokens)
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:

@@ -5,12 +5,11 @@ made of flow out. Words are parted, lowered and stripped of accents first, each 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
-from functools import cached_property
 
 from tinyllm.characters import CharTable, category, is_space, lowered, repaired
 from tinyllm.errors import TokenizerError
-from tinyllm.merges import UNDERLINE, Reach
+from tinyllm.splitting import UNDERLINE
+from tinyllm.vocabulary import Reach, Vocabulary
 
 # As BERT has them, with its slip of U+2B920 for U+2B820.
 _CHINESE = (
@@ -28,16 +27,12 @@ _CHINESE = (
 class WordPieceEncoder:
     """Words are written with U+2581 in front of them; a word that tokens cannot make up is one unknown token."""
 
-    def __init__(self, ids: Mapping[str, int], unknown: int | None, *, lowercase: bool, strip_accents: bool):
-        self._ids = ids
-        self._unknown = unknown
-        self._lowercase = lowercase
-        self._strip_accents = strip_accents
+    def __init__(self, vocabulary: Vocabulary):
+        self._vocabulary = vocabulary
+        self._unknown = vocabulary.special_ids.get("unk")
+        self._lowercase = vocabulary.lowercase
+        self._strip_accents = vocabulary.strip_accents
         self._table = CharTable(self._normalized)
-
-    @cached_property
-    def _reach(self) -> Reach:
-        return Reach(self._ids)
 
     def _normalized(self, char: str) -> str:
         """What a character becomes: a space where a word ends, nothing where it is left out."""
@@ -65,11 +60,12 @@ class WordPieceEncoder:
         return found
 
     def _pieces(self, word: str) -> list[int]:
+        ids, reach = self._vocabulary.ids, self._vocabulary.reach
         found: list[int] = []
         start = 0
         while start < len(word):
-            for end in range(min(len(word), start + self._reach[word[start : start + Reach.KEY]]), start, -1):
-                if (token := self._ids.get(word[start:end])) is not None:
+            for end in range(min(len(word), start + reach[word[start : start + Reach.KEY]]), start, -1):
+                if (token := ids.get(word[start:end])) is not None:
                     found.append(token)
                     start = end
                     break
