@@ -54,16 +54,16 @@ class AttentionWorkspace:
 
     def __init__(self, config: ModelConfig, plan: Plan, inputs: StepInputs, cache: KVCache):
         self.plan, self.inputs, self.cache = plan, inputs, cache
-        group = max((layer.n_heads // layer.n_kv_heads for layer in config.layers), default=1)
+        group = max((layer.n_heads // layer.n_kv_heads for layer in config.attention_layers), default=1)
         self.max_rows = max(48, group)
         # Tokens of a sequence that one unit of work attends for: their rows share each page that is read.
         self.block_tokens = max(1, self.max_rows // group)
         self.max_partitions = -(-cache.n_pages * abi.PAGE // abi.PARTITION)
         sizes = [
             64 * layer.n_kv_heads + layer.n_heads * self.max_partitions * (64 + 4 * padded(layer.v_dim))
-            for layer in config.layers
+            for layer in config.attention_layers
         ]
-        self.partials = aligned_zeros(max(sizes))
+        self.partials = aligned_zeros(max(sizes, default=0))
 
     def rotate_and_store(
         self,
@@ -189,6 +189,8 @@ class Attention:
             self.qkv = weights.fused(names, n_embd, (bias("attn_qkv", sum(widths)),))
             starts = (0, widths[0], widths[0] + widths[1])
         else:
+            if config.gated_attention:
+                widths = (2 * widths[0], *widths[1:])
             names = tuple((f"{prefix}attn_{part}.weight", n, part) for part, n in zip("qkv", widths, strict=True))
             biases = tuple(bias(f"attn_{part}", n) for part, n in zip("qkv", widths, strict=True))
             self.qkv = weights.fused(names, n_embd, biases)
@@ -213,6 +215,10 @@ class Attention:
         if config.qkv_clamp:
             plan.limit("qkv", "clamp", config.qkv_clamp, qkv)
         q, k, v = (qkv.columns(*part) for part in self.columns)
+        gated_q = q
+        if config.gated_attention:
+            q = plan.buffer("q", layer.n_heads * layer.head_dim)
+            plan.copy_heads("q", gated_q, 2 * layer.head_dim, q, layer.head_dim, layer.head_dim, layer.n_heads)
         norm_first = not config.head_norm_after_rope
         if norm_first:
             self._norm_heads(plan, q, k)
@@ -222,8 +228,27 @@ class Attention:
             self._norm_heads(plan, q, k)
             workspace.rotate_and_store(config, index, q, k, v, rotated=False)
         workspace.attend(config, index, q, out, self.slopes, self.sinks)
+        if config.gated_attention:
+            self._gate(plan, gated_q, out)
         plan.quantize("attn_out", out)
         plan.linear("attn_output", out, self.output, y, **onto)
+
+    def _gate(self, plan: Plan, gated_q: Buffer, out: Buffer) -> None:
+        """out = out · sigmoid(gate), where each head's gate lies behind its query."""
+        dim = self.layer.head_dim
+        plan.add(
+            "attn_gate",
+            "gating.sigmoid_gate",
+            abi.SIGMOID_GATE,
+            out,
+            n=dim,
+            segments=self.layer.n_heads,
+            x=out.address,
+            x_stride=out.stride,
+            gate=gated_q.address + 4 * dim,
+            gate_stride=gated_q.stride,
+            gate_segment=8 * dim,
+        )
 
     def _norm_heads(self, plan: Plan, q: Buffer, k: Buffer) -> None:
         config, layer = self.config, self.layer

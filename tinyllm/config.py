@@ -16,6 +16,7 @@ import numpy as np
 from .errors import ModelFileError, UnsupportedModelError
 from .gguf_file import GGUFFile
 from .hyperparameters import Hyperparameters
+from .recurrent import RecurrentConfig, read_recurrent, recurrent_mixer
 from .rope import Rope, RopeReader
 
 log = logging.getLogger("tinyllm")
@@ -50,6 +51,8 @@ class Traits:
     head_norm_after_rope: bool = False
     head_norm_weightless: bool = False  # q and k heads are normed without weights, if they are rotated
     head_norm_not_with: int | None = None  # … but not in models with this many experts
+    gated_attention: bool = False  # attn_q has a gate beside each head
+    keys_in_groups: bool = False  # in linear attention: neighbouring value heads share a key head
     wide_scale_layers: int | None = None  # models with this many layers scale scores by 1/sqrt(n_embd / n_heads)
     causal: bool = True
 
@@ -106,8 +109,10 @@ ARCHITECTURES: dict[str, Traits] = {
     "gptneox": replace(_GPT, parallel_key="use_parallel_residual"),
     "granite": _GRANITE,
     "granitemoe": _GRANITE,
+    "granitehybrid": _GRANITE,
     "hunyuan-dense": Traits(pairing="halves", head_norm_after_rope=True),
     "internlm2": _LLAMA,
+    "lfm2": _NEOX,
     "llama4": Traits(
         unrotated_period=4,
         head_norm_weightless=True,
@@ -117,6 +122,8 @@ ARCHITECTURES: dict[str, Traits] = {
         weighs_input=True,
         n_ctx_limit=8192,
     ),
+    "mamba": Traits(pairing=None),
+    "mamba2": Traits(pairing=None),
     "minicpm": Traits(embedding_scale=12.0, residual_depth=1.4, divides_logits=True, logit_width=256),
     "mpt": Traits(pairing=None, norm="layer", activation="gelu"),
     "nemotron": Traits(pairing="halves", norm="layer", activation="relu2"),
@@ -128,7 +135,9 @@ ARCHITECTURES: dict[str, Traits] = {
     "qwen2": _NEOX,
     "qwen2moe": Traits(pairing="halves", normalises_weights=False),
     "qwen3": _NEOX,
+    "qwen35": Traits(pairing="halves", gated_attention=True),
     "qwen3moe": _NEOX,
+    "qwen3next": Traits(pairing="halves", gated_attention=True, keys_in_groups=True),
     "seed_oss": _NEOX,
     "smollm3": Traits(unrotated_period=4),
     "stablelm": Traits(pairing="halves", norm="layer"),
@@ -140,7 +149,8 @@ ARCHITECTURES: dict[str, Traits] = {
 class LayerConfig:
     """Facts of one layer. `rope` is an index into `ModelConfig.ropes`, or None; `window` 0 means all positions.
 
-    `head_dim` and `v_dim` are what a position has in the cache, per KV head. `mixer` names what mixes the positions.
+    `head_dim` and `v_dim` are what a position has in the cache, per KV head. `mixer` names what mixes the positions;
+    a recurrent one has no heads here.
     """
 
     n_heads: int
@@ -201,6 +211,7 @@ class ModelConfig:
     layers: tuple[LayerConfig, ...]
     ropes: tuple[Rope, ...]
     latent: LatentConfig | None = None
+    recurrent: RecurrentConfig | None = None
     experts: ExpertsConfig | None = None
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
@@ -213,8 +224,19 @@ class ModelConfig:
     parallel: bool = False
     head_norm_after_rope: bool = False
     head_norm_weightless: bool = False
+    gated_attention: bool = False
     pooling: str | None = None
     metadata: Mapping[str, Any] = field(repr=False, default_factory=dict)
+
+    @property
+    def attention_layers(self) -> list[LayerConfig]:
+        """The layers that have keys and values."""
+        return [layer for layer in self.layers if layer.n_kv_heads]
+
+    @property
+    def state_bytes(self) -> list[int]:
+        """Bytes of state that each layer keeps of a sequence: 0 for attention."""
+        return [0 if layer.n_kv_heads else self.recurrent.state_bytes for layer in self.layers]
 
     @classmethod
     def from_file(cls, file: GGUFFile, n_ctx: int | None = None) -> ModelConfig:
@@ -251,7 +273,8 @@ class _Reader(Hyperparameters):
         n_ctx = self.context(n_ctx)
         windows = self.windows()
         latent = self.latent()
-        layers, ropes, head_dim = self.layers(windows, latent, n_ctx)
+        mixers = [recurrent_mixer(self.file.tensors, layer) for layer in range(self.n_layers)]
+        layers, ropes, head_dim = self.layers(windows, latent, mixers, n_ctx)
         experts = self.experts()
         name = self.file.metadata.get("general.name")
         logit_scale = self.factor("logit_scale", self.n_embd / traits.logit_width if traits.logit_width else 1.0)
@@ -270,6 +293,7 @@ class _Reader(Hyperparameters):
             layers=layers,
             ropes=ropes,
             latent=latent,
+            recurrent=self.recurrent(mixers),
             experts=experts,
             embedding_scale=self.factor("embedding_scale", traits.embedding_scale or math.sqrt(self.n_embd)),
             residual_scale=self.factor("residual_scale", (traits.residual_depth or 1.0) / self.depth_root()),
@@ -283,6 +307,7 @@ class _Reader(Hyperparameters):
             head_norm_after_rope=traits.head_norm_after_rope,
             head_norm_weightless=traits.head_norm_weightless
             and (experts is None or experts.n_experts != traits.head_norm_not_with),
+            gated_attention=traits.gated_attention,
             pooling=self.pooling(),
             metadata=self.file.metadata,
         )
@@ -300,21 +325,21 @@ class _Reader(Hyperparameters):
         return min(n_ctx or min(self.n_ctx_train, DEFAULT_CONTEXT), limit)
 
     def layers(
-        self, windows: list[int], latent: LatentConfig | None, n_ctx: int
+        self, windows: list[int], latent: LatentConfig | None, mixers: list[str | None], n_ctx: int
     ) -> tuple[tuple[LayerConfig, ...], tuple[Rope, ...], int]:
-        """The layers, their ropes, and the size of a head that scores are scaled by."""
-        n_heads = self.per_layer("attention.head_count", self.n_layers)
-        n_kv_heads = n_heads
-        if self.has("attention.head_count_kv"):
-            n_kv_heads = self.per_layer("attention.head_count_kv", self.n_layers)
-        for heads, kv_heads in zip(n_heads, n_kv_heads, strict=True):
-            if heads % kv_heads:
-                raise self.fail("attention.head_count_kv", f"{kv_heads} does not divide {heads} heads")
-        if not self.has("attention.key_length") and self.n_embd % n_heads[0]:
-            raise self.fail("attention.head_count", f"{n_heads[0]} does not divide {self.n_embd}")
-        head_dim = self.integer("attention.key_length", self.n_embd // n_heads[0], maximum=2**16)
-        v_dim = self.integer("attention.value_length", head_dim, maximum=2**16)
+        """The layers, their ropes, and the size of a head that scores are scaled by (0 without attention)."""
+        n_heads, n_kv_heads = self.heads(mixers)
         n_ff = self.per_layer("feed_forward_length", self.n_layers, minimum=0)
+        attending = [layer for layer, mixer in enumerate(mixers) if mixer is None]
+        if not attending:
+            return tuple(LayerConfig(0, 0, 0, 0, None, 0, n_ff[i], mixers[i]) for i in range(self.n_layers)), (), 0
+        some_heads = n_heads[attending[0]]
+        if not self.has("attention.key_length") and self.n_embd % some_heads:
+            raise self.fail("attention.head_count", f"{some_heads} does not divide {self.n_embd}")
+        head_dim = self.integer("attention.key_length", self.n_embd // some_heads, maximum=2**16)
+        v_dim = self.integer("attention.value_length", head_dim, maximum=2**16)
+        if self.traits.gated_attention and v_dim != head_dim:
+            raise self.fail("attention.value_length", f"is {v_dim}, but gates come with heads of {head_dim}")
         rotated_dim = head_dim
         if latent is not None:
             rotated_dim = latent.n_plain + latent.n_rot
@@ -324,9 +349,31 @@ class _Reader(Hyperparameters):
         mixer = "attention" if latent is None else "latent"
         layers = tuple(
             LayerConfig(n_heads[i], n_kv_heads[i], head_dim, v_dim, rope_of_layer[i], windows[i], n_ff[i], mixer)
+            if mixers[i] is None
+            else LayerConfig(0, 0, 0, 0, None, 0, n_ff[i], mixers[i])
             for i in range(self.n_layers)
         )
         return layers, ropes, rotated_dim
+
+    def heads(self, mixers: list[str | None]) -> tuple[list[int], list[int]]:
+        """Heads of queries and of keys of each layer; recurrent ones may have 0."""
+        key = "attention.head_count_kv"
+        n_heads = self.per_layer("attention.head_count", self.n_layers, minimum=0)
+        n_kv_heads = self.per_layer(key, self.n_layers, minimum=0) if self.has(key) else n_heads
+        for heads, kv_heads, mixer in zip(n_heads, n_kv_heads, mixers, strict=True):
+            if mixer is not None:
+                continue
+            if not heads:
+                raise self.fail("attention.head_count", "is 0 in a layer with attention")
+            if not kv_heads or heads % kv_heads:
+                raise self.fail(key, f"{kv_heads} does not divide {heads} heads")
+        return n_heads, n_kv_heads
+
+    def recurrent(self, mixers: list[str | None]) -> RecurrentConfig | None:
+        kinds = sorted({mixer for mixer in mixers if mixer is not None})
+        if len(kinds) > 1:
+            raise UnsupportedModelError(f"{self.file.path}: layers of several kinds ({', '.join(kinds)}) in one model")
+        return read_recurrent(self, kinds[0], self.n_embd, self.traits.keys_in_groups) if kinds else None
 
     def windows(self) -> list[int]:
         """The window of each layer, 0 for all positions."""
@@ -372,6 +419,8 @@ class _Reader(Hyperparameters):
 
     def attention_scale(self, head_dim: int, n_heads: int) -> float:
         """The factor on q·k."""
+        if not head_dim:
+            return 1.0
         if self.traits.wide_scale_layers == self.n_layers:
             head_dim = self.n_embd // n_heads
         scale = self.factor("attention.scale", 1.0 / math.sqrt(head_dim))

@@ -10,6 +10,7 @@ import numpy as np
 from .config import ModelConfig
 from .errors import ContextFullError, InvalidParameterError
 from .kernels.abi import PAGE
+from .state_cache import StatePool
 
 ELEMENT_BYTES = {"f16": 2, "f32": 4}
 
@@ -43,6 +44,8 @@ class KVCache:
             )
             for layer in config.layers
         ]
+        # Recurrent layers keep a state per sequence instead of pages.
+        self.states = StatePool(config.state_bytes) if config.recurrent else None
         self._free = list(range(n_pages - 1, -1, -1))
         self._users = [0] * n_pages
 

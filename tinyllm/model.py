@@ -20,6 +20,7 @@ from .gguf_file import GGUFFile, open_gguf
 from .kernels.abi import PAGE
 from .kernels.jit import kernel_addresses
 from .kv_cache import KVCache, PageTable
+from .state_cache import PROMPT_ROWS, StateHistory
 from .step import Run
 from .team import TEAM_KERNELS, Team, default_threads
 from .transformer import load_weights, record
@@ -174,6 +175,13 @@ class Sequence:
         self.model = model
         self.tokens: list[int] = []
         self.pages = PageTable(model.cache, model.n_ctx)
+        self.states = StateHistory(model.cache.states) if model.cache.states else None
+
+    @property
+    def n_computed(self) -> int:
+        """Tokens whose keys, values and states are there: after a truncation of recurrent states it may be fewer than
+        all, and the next evaluation computes the others anew."""
+        return len(self.tokens) if self.states is None else self.states.position
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -209,36 +217,57 @@ class Sequence:
             raise InvalidParameterError("an encoder reads a text at once: it cannot be continued")
         result = []
         with model._busy:
-            for start in range(0, len(ids), model.n_batch):
-                chunk = ids[start : start + model.n_batch]
-                last_chunk = start + len(chunk) == len(ids)
+            first, text = len(self), self.tokens + ids
+            if self.states is not None and len(text) - self.n_computed >= PROMPT_ROWS:
+                self.states.mark_prompt()
+            while (start := self.n_computed) < len(text):
+                chunk = text[start : start + model.n_batch]
+                end = start + len(chunk)
                 if want in ("all", "hidden"):
-                    out = list(range(len(chunk)))
+                    out = list(range(max(first - start, 0), len(chunk)))
                 else:
-                    out = [len(chunk) - 1] if last_chunk and want == "last" else []
+                    out = [len(chunk) - 1] if end == len(text) and want == "last" else []
                 if should_stop is not None and should_stop():
                     return None
-                try:
-                    self.pages.reserve(len(self) + len(chunk), len(self))
-                    rows = model._step([Run(len(self), chunk, self.pages.address)], out, hidden)
-                except BaseException:
-                    self.pages.truncate(len(self))
-                    raise
-                self.tokens += chunk
+                rows = self._run(start, chunk, out, hidden)
+                self.tokens += text[len(self) : end]
                 if out:
                     result.append(rows.copy())
         return np.concatenate(result) if result else None
 
+    def _run(self, start: int, chunk: list[int], out: list[int], hidden: bool) -> np.ndarray:
+        """One step; a failed one leaves the sequence as it was."""
+        try:
+            self.pages.reserve(start + len(chunk), start)
+            states = self.states.begin(len(chunk)) if self.states is not None else (0, 0)
+            rows = self.model._step([Run(start, chunk, self.pages.address, states)], out, hidden)
+        except BaseException:
+            self.pages.truncate(start)
+            if self.states is not None:
+                self.states.abort()
+            raise
+        if self.states is not None:
+            self.states.commit()
+        return rows
+
     def truncate(self, n: int) -> None:
-        """Keep the first n tokens."""
+        """Keep the first n tokens.
+
+        Recurrent states cannot forget single tokens: they go back to one that was kept (see `StateHistory`), and what
+        lies between it and n is computed with the next tokens.
+        """
         del self.tokens[n:]
-        self.pages.truncate(n)
+        if self.states is not None:
+            self.states.truncate(n)
+        self.pages.truncate(self.n_computed)
 
     def fork(self) -> Sequence:
         """A copy that shares the pages of the cache."""
         copy = Sequence(self.model)
         copy.tokens = list(self.tokens)
         self.pages.copy_to(copy.pages)
+        if self.states is not None:
+            self.states.copy_to(copy.states)
         return copy
 
     def release(self) -> None:
@@ -246,8 +275,8 @@ class Sequence:
         self.truncate(0)
 
     def __del__(self) -> None:
-        if hasattr(self, "pages"):
-            self.pages.truncate(0)
+        if hasattr(self, "states"):
+            self.truncate(0)
 
 
 def _positive(name: str, value: int, maximum: int) -> int:

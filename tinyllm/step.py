@@ -13,11 +13,13 @@ from .plan import Plan, aligned_zeros
 
 
 class Run(NamedTuple):
-    """Tokens of one sequence from a position on, and the address of its page tables."""
+    """Tokens of one sequence from a position on, the address of its page tables, and those of its recurrent states:
+    the one before the run and the one that the step fills."""
 
     position: int
     tokens: Sequence[int]
     pages: int
+    states: tuple[int, int] = (0, 0)
 
 
 class StepInputs:
@@ -29,6 +31,8 @@ class StepInputs:
         self.rows = aligned_zeros(n * abi.ROW_BYTES).view(np.int64).reshape(n, -1)
         self.blocks = aligned_zeros(n * abi.BLOCK_BYTES).view(np.int64).reshape(n, -1)
         self.n_blocks = np.zeros(1, np.int64)
+        self.runs = aligned_zeros(n * abi.RUN_BYTES).view(np.int64).reshape(n, -1)
+        self.n_runs = np.zeros(1, np.int64)
         self.ropes = [np.zeros((n, rope.n_rot // 2, 2), np.float32) for rope in config.ropes]
         self.out_index = np.zeros(n, np.int64)
 
@@ -38,8 +42,10 @@ class StepInputs:
         `out`: numbers of the rows whose results are wanted.
         """
         block = row = 0
-        for position, tokens, pages in runs:
+        self.n_runs[0] = len(runs)
+        for index, (position, tokens, pages, states) in enumerate(runs):
             n = len(tokens)
+            self.runs[index] = (row, n, *states)
             self.rows[row : row + n, abi.ROW_POSITION // 8] = range(position, position + n)
             self.rows[row : row + n, abi.ROW_PAGES // 8] = pages
             for start in range(0, n, block_tokens):

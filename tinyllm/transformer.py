@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .blocks_attention import MIXERS, AttentionWorkspace, Norm
+from . import blocks_attention, blocks_recurrent
+from .blocks_attention import AttentionWorkspace, Norm
 from .blocks_ffn import Experts, FeedForward
 from .config import ModelConfig
 from .kernels.dequantize import decode
@@ -19,6 +20,8 @@ from .kv_cache import KVCache
 from .plan import Buffer, Op, Plan
 from .step import StepInputs
 from .weights import Matrix, Weights
+
+MIXERS = blocks_attention.MIXERS | blocks_recurrent.MIXERS
 
 
 @dataclass(eq=False)
@@ -59,11 +62,12 @@ class Layer:
             ffn_norm, post_attention_norm = post_attention_norm, None
         if attn_norm_2 is not None:
             attn_norm, ffn_norm = attn_norm_2, attn_norm
-        alone = attn_norm is not None and ffn_norm is None
+        n_ff = config.layers[index].n_ff
         if weights.has(prefix + "ffn_gate_inp.weight"):
             ffn = Experts(config, weights, prefix)
         else:
-            ffn = FeedForward(config, weights, prefix, config.layers[index].n_ff)
+            ffn = FeedForward(config, weights, prefix, n_ff) if n_ff else None
+        alone = attn_norm is not None and ffn_norm is None and ffn is not None
         return cls(
             attn_norm,
             mixer,
@@ -90,7 +94,9 @@ class Embedding:
         if shape := weights.shape("token_types.weight"):
             # All tokens are of the first type: there is one text.
             self.type = weights.floats("token_types.weight", *shape)[0]
-        self.norm = Norm.load(weights, "token_embd_norm", n_embd)
+        self.norm = None
+        if _output_norm(config, weights) != "token_embd_norm":
+            self.norm = Norm.load(weights, "token_embd_norm", n_embd)
 
     def rows(self, tokens: list[int], positions: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd], before the norm."""
@@ -127,11 +133,17 @@ def load_weights(config: ModelConfig, weights: Weights) -> ModelWeights:
     result = ModelWeights(
         embedding=Embedding(config, weights),
         layers=[Layer.load(config, index, weights) for index in range(config.n_layers)],
-        output_norm=Norm.load(weights, "output_norm", config.n_embd),
+        output_norm=Norm.load(weights, _output_norm(config, weights), config.n_embd),
         output=output,
     )
     weights.refuse_unknown(config.n_layers)
     return result
+
+
+def _output_norm(config: ModelConfig, weights: Weights) -> str:
+    """The norm before the head; a language model's only one may be named after the embedding (LFM2)."""
+    only_other = config.causal and not weights.has("output_norm.weight") and weights.has("token_embd_norm.weight")
+    return "token_embd_norm" if only_other else "output_norm"
 
 
 @dataclass(eq=False)
@@ -194,9 +206,10 @@ def record(config: ModelConfig, weights: ModelWeights, cache: KVCache, max_rows:
         add_to_stream("resid_mid", layer.mixer, attn_in, layer.post_attention_norm, attention)
         if layer.attn_output_norm is not None:
             normed("attn_output_norm", layer.attn_output_norm, x, x)
-        if not layer.parallel:
-            ffn_in = normed("ffn_norm", layer.ffn_norm, x, h)
-        add_to_stream("resid_post", layer.ffn, ffn_in, layer.post_ffw_norm)
+        if layer.ffn is not None:
+            if not layer.parallel:
+                ffn_in = normed("ffn_norm", layer.ffn_norm, x, h)
+            add_to_stream("resid_post", layer.ffn, ffn_in, layer.post_ffw_norm)
         if layer.layer_output_norm is not None:
             normed("layer_output_norm", layer.layer_output_norm, x, x)
     plan.layer(None)
