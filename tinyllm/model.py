@@ -136,6 +136,12 @@ class Model:
 
         return embed(self, text, pooling, normalize)
 
+    def trace(self, prompt: Any, **options: Any) -> Any:
+        """Run a prompt op by op and keep what happens inside; see `tinyllm.trace.trace`."""
+        from .trace import trace
+
+        return trace(self, prompt, **options)
+
     def close(self) -> None:
         """End the threads and unmap the file."""
         self.team.close()

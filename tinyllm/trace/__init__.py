@@ -1,0 +1,7 @@
+"""Looking inside a run: a prompt goes in, every stage of its tokens' way comes out as arrays, rows, or one HTML page."""
+
+from __future__ import annotations
+
+from tinyllm.trace.record import Trace, trace
+
+__all__ = ["Trace", "trace"]

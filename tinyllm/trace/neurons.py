@@ -1,0 +1,123 @@
+"""Feed-forward neurons where a token was chosen: how strongly they fire, and which tokens their output vectors promote.
+
+Also the nearest neighbours of embedding rows. Vectors come from the file, readings from the model's own final norm and
+output matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tinyllm.candidates import largest
+from tinyllm.gguf_file import BLOCK_SIZES
+from tinyllm.kernels.dequantize import decode
+from tinyllm.trace.lens import OutputHead
+
+if TYPE_CHECKING:
+    from tinyllm.gguf_file import TensorInfo
+    from tinyllm.model import Model
+
+N_NEURONS = 8
+N_TOKENS = 4
+N_NEIGHBOURS = 5
+NEIGHBOUR_LIMIT = 64_000_000
+"""Larger embedding tables (in elements) are not searched unless asked for: decoding them takes seconds."""
+_CANDIDATES = 24
+_ROWS_AT_A_TIME = 8192
+
+
+@dataclass(eq=False)
+class Neurons:
+    """The neurons of one layer that write most at one position, by |activation| · ‖output vector‖, strongest first.
+
+    `promoted` and `suppressed`: int [n, 4], the tokens whose logits the written vector raises and lowers most.
+    """
+
+    index: np.ndarray
+    activation: np.ndarray
+    strength: np.ndarray
+    promoted: np.ndarray
+    suppressed: np.ndarray
+
+
+def strongest(model: Model, head: OutputHead, activations: dict[int, np.ndarray]) -> dict[int, list[Neurons]]:
+    """For each layer with activations (float32 [n_positions, n_ff]) the strongest neurons of each position."""
+    found: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]] = {}
+    written: list[np.ndarray] = []
+    for layer, rows in activations.items():
+        tensor = model.file.tensors.get(f"blk.{layer}.ffn_down.weight")
+        if tensor is None or tensor.shape != (model.config.n_embd, rows.shape[1]):
+            continue
+        for act in rows:
+            candidates = largest(np.abs(act), _CANDIDATES)
+            vectors = _columns(tensor, candidates)
+            strength = np.abs(act[candidates]) * np.linalg.norm(vectors, axis=0)
+            best = np.argsort(-strength)[:N_NEURONS]
+            index = candidates[best]
+            found.setdefault(layer, []).append((index, act[index], strength[best], np.sign(act[index])))
+            written += [vectors[:, i] * np.sign(act[candidates[i]]) for i in best]
+        tensor.release()
+    promoted, suppressed = _readings(head, np.array(written, np.float32))
+    result: dict[int, list[Neurons]] = {}
+    at = 0
+    for layer, positions in found.items():
+        for index, activation, strength, _ in positions:
+            rows = slice(at, at + len(index))
+            at += len(index)
+            result.setdefault(layer, []).append(
+                Neurons(index, activation, strength, promoted[rows], suppressed[rows])
+            )
+    return result
+
+
+def _columns(tensor: TensorInfo, columns: np.ndarray) -> np.ndarray:
+    """float32 [n_rows, len(columns)], decoding no other blocks than those that hold the columns."""
+    n_elements, n_bytes = BLOCK_SIZES[tensor.type]
+    blocks, at = np.unique(columns // n_elements, return_inverse=True)
+    raw = tensor.data.reshape(tensor.shape[0], -1, n_bytes)[:, blocks]
+    values = decode(tensor.type.name, raw.reshape(tensor.shape[0], -1), len(blocks) * n_elements)
+    return values[:, at * n_elements + columns % n_elements]
+
+
+def _readings(head: OutputHead, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens that vectors raise and lower most, against what a stream of zeros gives: int [n, 4] each."""
+    raised = np.empty((len(vectors), N_TOKENS), np.int64)
+    lowered = np.empty_like(raised)
+    step = head.max_rows - 1
+    for start in range(0, len(vectors), step):
+        rows = vectors[start : start + step]
+        # Unit RMS, so that the norm's epsilon does not weigh on short vectors; the last row is for biases.
+        rows = rows / np.maximum(np.sqrt(np.mean(np.square(rows), axis=1, keepdims=True)), 1e-30)
+        logits = head.logits(np.concatenate([rows, np.zeros_like(rows[:1])]))
+        for i, row in enumerate(logits[:-1]):
+            change = row - logits[-1]
+            raised[start + i] = largest(change, N_TOKENS)
+            lowered[start + i] = largest(-change, N_TOKENS)
+    return raised, lowered
+
+
+def neighbours(model: Model, ids: Sequence[int]) -> dict[int, list[tuple[int, float]]]:
+    """The tokens whose embedding rows point most nearly in the direction of each id's own: (id, cosine), best first."""
+    unique = np.unique(np.asarray(ids, np.int64))
+    tensor = model.file.tensors["token_embd.weight"]
+    n_vocab, width = tensor.shape
+
+    def unit_rows(numbers: np.ndarray) -> np.ndarray:
+        rows = decode(tensor.type.name, tensor.rows(numbers), width)
+        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+
+    wanted = unit_rows(unique)
+    cosines = np.empty((len(unique), n_vocab), np.float32)
+    for start in range(0, n_vocab, _ROWS_AT_A_TIME):
+        numbers = np.arange(start, min(start + _ROWS_AT_A_TIME, n_vocab))
+        cosines[:, numbers] = wanted @ unit_rows(numbers).T
+    cosines[np.arange(len(unique)), unique] = -2  # a token is no neighbour of itself
+    result = {}
+    for token, row in zip(unique.tolist(), cosines, strict=True):
+        best = largest(row, N_NEIGHBOURS)
+        result[token] = list(zip(best.tolist(), row[best].tolist(), strict=True))
+    return result

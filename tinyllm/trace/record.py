@@ -1,0 +1,298 @@
+"""`trace`: runs a prompt op by op, generates, and gathers all that was seen into one `Trace` of arrays.
+
+The kernels, their order and their inputs are those of an ordinary run, so observed values are bit for bit the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tinyllm.errors import InvalidParameterError, UnsupportedModelError
+from tinyllm.generate import Step, generate
+from tinyllm.sampler import SamplingParams
+from tinyllm.sampling_record import Recorder, TokenRecord
+from tinyllm.trace.contributions import Contributions, contributions
+from tinyllm.trace.lens import Lens, OutputHead, read_lens
+from tinyllm.trace.neurons import NEIGHBOUR_LIMIT, Neurons, neighbours, strongest
+from tinyllm.trace.observation import STAGES, Observation, Router, StageRange
+from tinyllm.trace.tokens import TraceToken, describe_tokens
+
+if TYPE_CHECKING:
+    from tinyllm.model import Model
+    from tinyllm.trace.attention import LayerAttention
+    from tinyllm.traced_text import TracedText
+
+SINK_NORM = 20.0  # times the median norm of a layer's states
+SINK_MASS = 0.3  # of a layer's attention, over heads and the queries behind
+N_ALTERNATIVES = 10
+
+
+@dataclass(eq=False)
+class Activations:
+    """Feed-forward activations of one layer, per token: `active` share above a tenth of the row's largest magnitude;
+    `carriers` neurons that carry 50 and 90 % of the energy (int [T, 2], -1 where unknown); `index`, `value` of the
+    strongest ([T, 8])."""
+
+    active: np.ndarray
+    carriers: np.ndarray
+    index: np.ndarray
+    value: np.ndarray
+
+
+@dataclass(eq=False)
+class Trace:
+    """One run, seen from the inside. T is the number of positions that ran: all tokens but the last generated one.
+
+    `residual`: float32 [2 · n_layers + 1, T, n_embd], the stream behind the embedding and each half layer.
+    `attention`: one entry per layer, None where a layer has none. `choices`: steps of the sampling, as many as tokens were
+    generated; step i was chosen from the logits at position `n_prompt - 1 + i` (`logits` float32 [n, n_vocab]).
+    `arrays`: stages that were kept, by (stage, layer).
+    """
+
+    model_name: str
+    architecture: str
+    quantization: str
+    n_layers: int
+    tokens: list[TraceToken]
+    n_prompt: int
+    residual: np.ndarray
+    logits: np.ndarray
+    attention: list[LayerAttention | None]
+    stages: dict[tuple[str, int | None], StageRange]
+    arrays: dict[tuple[str, int | None], np.ndarray]
+    activations: dict[int, Activations]
+    neurons: dict[int, list[Neurons]]
+    routers: dict[int, Router]
+    lens: Lens
+    contributions: list[Contributions]
+    steps: list[Step]
+    choices: list[TokenRecord]
+    params: SamplingParams
+    seed: int
+    neighbours: dict[int, list[tuple[int, float]]]
+    tied: bool
+    windows: list[int]
+    piece: Mapping[int, TraceToken] = field(repr=False)
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def n_tokens(self) -> int:
+        """Positions that ran."""
+        return self.residual.shape[1]
+
+    @property
+    def positions(self) -> list[int]:
+        """The positions whose logits chose the generated tokens; the last one of the prompt if there are none."""
+        return [self.n_prompt - 1 + i for i in range(max(1, len(self.steps)))]
+
+    @cached_property
+    def norms(self) -> np.ndarray:
+        """Norms of the stream's states: float32 [2 · n_layers + 1, T]."""
+        return np.sqrt(np.einsum("stn,stn->st", self.residual, self.residual))
+
+    @cached_property
+    def write_norms(self) -> np.ndarray:
+        """Norms of what each half layer added: float32 [2 · n_layers, T]; attention and feed-forward in turn."""
+        writes = np.diff(self.residual, axis=0)
+        return np.sqrt(np.einsum("stn,stn->st", writes, writes))
+
+    @cached_property
+    def column_mass(self) -> np.ndarray:
+        """Share of attention that each position draws from the queries behind it: float64 [n_layers, T]; NaN if none."""
+        mass = np.full((self.n_layers, self.n_tokens), np.nan)
+        for index, layer in enumerate(self.attention):
+            if layer is None:
+                continue
+            queries = layer.first_query + np.arange(layer.probs.shape[1])
+            behind = queries[:, None] > np.arange(self.n_tokens)
+            total = (layer.probs.mean(axis=0) * behind).sum(axis=0)
+            mass[index] = np.divide(total, behind.sum(axis=0), out=mass[index], where=behind.any(axis=0))
+        return mass
+
+    @cached_property
+    def sinks(self) -> tuple[int, ...]:
+        """Positions that attention rests on without looking at them: by the norm of their states (above 20 × the median
+        of a layer) or the attention that they draw (above 30 % of two layers, and twice an even share)."""
+        states = self.norms[2:-1:2] if self.n_layers > 1 else self.norms[2:]
+        large = (states > SINK_NORM * np.median(states, axis=1, keepdims=True)).any(axis=0)
+        queries = np.arange(self.n_tokens)
+        even = np.array([np.mean(1 / (queries[queries > t] + 1)) if t + 1 < self.n_tokens else 1 for t in queries])
+        few = self.n_tokens - 1 - queries < 3
+        drawn = (np.nan_to_num(self.column_mass) > np.maximum(SINK_MASS, 2 * even)).sum(axis=0) >= min(2, self.n_layers)
+        return tuple(np.flatnonzero(large | (drawn & ~few)).tolist())
+
+    @property
+    def attention_error(self) -> float:
+        """The largest relative RMS difference between recomputed and computed attention output, over the layers."""
+        return max((layer.error for layer in self.attention if layer is not None), default=0.0)
+
+    def save(self, path: str | Path) -> None:
+        """Write all arrays to a NumPy archive: `blk.3.resid_post`, `blk.3.attn_scores` [heads, queries, T], `logits`, …"""
+        named = {stage if layer is None else f"blk.{layer}.{stage}": a for (stage, layer), a in self.arrays.items()}
+        for index, layer in enumerate(self.attention):
+            if layer is not None and "attn_scores" in self._saved:
+                named[f"blk.{index}.attn_scores"] = layer.probs
+        ids = np.array([token.id for token in self.tokens])
+        lens = {f"lens.{name}": getattr(self.lens, name) for name in ("top_ids", "top_probs", "ranks", "entropy", "kl")}
+        with open(path, "wb") as file:
+            np.savez_compressed(file, tokens=ids, n_prompt=self.n_prompt, **named, **lens)
+
+    _saved: frozenset[str] = frozenset(STAGES)
+
+
+def trace(
+    model: Model,
+    prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+    *,
+    max_tokens: int = 1,
+    params: SamplingParams | None = None,
+    stages: Collection[str] = (),
+    layers: Collection[int] | None = None,
+    lens_budget_s: float | None = None,
+    find_neighbours: bool | None = None,
+    template: Any = None,
+    **sampling: Any,
+) -> Trace:
+    """Run a prompt and generate up to `max_tokens`, keeping what happened in between.
+
+    `prompt`: text or ids, continued as they are, or messages, which go through the chat template. `stages`: more of
+    `STAGES` to keep as arrays (the residual stream, attention and logits are kept in any case); `layers`: whose arrays
+    are kept (default: all). `lens_budget_s`: seconds for the logit lens (None: read everything). `find_neighbours` of the
+    embeddings: None means where the table is small enough.
+
+    Raises UnsupportedModelError for encoders, and what `generate` raises.
+    """
+    if model.network.logits is None:
+        raise UnsupportedModelError(f"{model.path.name} is an encoder: it makes embeddings, and nothing to choose from")
+    if unknown := set(stages) - set(STAGES):
+        raise InvalidParameterError(f"there is no stage {min(unknown)!r}: choose from {', '.join(STAGES)}")
+    if max_tokens < 0:
+        raise InvalidParameterError(f"max_tokens must be 0 or more, not {max_tokens}")
+    if layers is not None and (missing := set(layers) - set(range(model.config.n_layers))):
+        raise InvalidParameterError(f"there is no layer {min(missing)}: they go from 0 to {model.config.n_layers - 1}")
+    ids, traced = _prompt_ids(model, prompt, template)
+    recorder = Recorder()
+    sequence = model.new_sequence()
+    times = {}
+    started = perf_counter()
+    try:
+        observation = Observation(model, sequence, {*stages, "ffn_act"}, len(ids) + max_tokens)
+        generation = generate(
+            model, ids, max_tokens=max_tokens, params=params, sequence=sequence, recorder=recorder,
+            logprobs=N_ALTERNATIVES, **sampling,
+        )  # fmt: skip
+        with model.team.observed(observation):
+            steps = []
+            for step in generation:
+                steps.append(step)
+                observation.start()
+        times["run"] = perf_counter() - started
+        ran = list(sequence.tokens)
+        attention = observation.attention.layers()
+    finally:
+        sequence.release()
+    ids = generation.prompt_ids
+    states = observation.residual()
+    logits = observation.array("logits")
+    chosen = {len(ids) - 1 + i: step.token for i, step in enumerate(steps)} or {len(ids) - 1: int(logits[-1].argmax())}
+    times["attention"] = perf_counter() - started - times["run"]
+    with model._busy:
+        head = OutputHead(model)
+        lens = read_lens(head, states, [*ids, *(step.token for step in steps)], chosen, lens_budget_s)
+        times["lens"] = lens.seconds
+        began = perf_counter()
+        acts = {i: a for i in range(model.config.n_layers) if (a := observation.array("ffn_act", i)) is not None}
+        neurons = strongest(model, head, {i: a[list(chosen)] for i, a in acts.items() if len(a) == len(ran)})
+    times["neurons"] = perf_counter() - began
+    size = model.config.n_vocab * model.config.n_embd
+    began = perf_counter()
+    searched = size <= NEIGHBOUR_LIMIT if find_neighbours is None else find_neighbours
+    near = neighbours(model, ids) if searched else {}
+    times["neighbours"] = perf_counter() - began
+    notes = []
+    if not searched:
+        notes.append(f"nearest tokens of embeddings are left out: the table has {size / 1e6:.0f} M numbers")
+    if not lens.complete:
+        notes.append("the lens skips layers of older tokens to stay within its time")
+    if not observation.attention.readable:
+        notes.append(f"attention maps are left out: they are not read from a {model.kv_type} cache")
+    elif cut := max((layer.first_query for layer in attention if layer is not None), default=0):
+        notes.append(f"attention maps begin at query {cut}: those of the whole prompt would not fit in memory")
+    kept = {
+        key: value
+        for key, value in observation.kept_stages().items()
+        if (key[0] != "ffn_act" or "ffn_act" in stages) and (layers is None or key[1] is None or key[1] in layers)
+    }
+    pieces = describe_tokens(model.tokenizer, ids, [step.token for step in steps], traced)
+    return Trace(
+        model_name=model.config.name,
+        architecture=model.config.architecture,
+        quantization=quantization(model),
+        n_layers=model.config.n_layers,
+        tokens=pieces,
+        n_prompt=len(ids),
+        residual=states,
+        logits=logits,
+        attention=attention,
+        stages=observation.stages(),
+        arrays=kept,
+        activations={i: Activations(*parts) for i, parts in observation.neurons().items()},
+        neurons=neurons,
+        routers=observation.routers(),
+        lens=lens,
+        contributions=[
+            contributions(model, states, t, token, logits[i], lens) for i, (t, token) in enumerate(chosen.items())
+        ],
+        steps=steps,
+        choices=recorder.tokens,
+        params=replace(params or SamplingParams(), **sampling),
+        seed=generation.seed,
+        neighbours=near,
+        tied="output.weight" not in model.file.tensors,
+        windows=[layer.window for layer in model.config.layers],
+        piece=_Pieces(model.tokenizer),
+        notes=notes,
+        seconds=times,
+    )
+
+
+class _Pieces(dict[int, TraceToken]):
+    """Tokens for display, described when they are met."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> TraceToken:
+        self[token] = describe_tokens(self._tokenizer, [token], [], None)[0]
+        return self[token]
+
+
+def _prompt_ids(model: Model, prompt: Any, template: Any) -> tuple[str | list[int], TracedText | None]:
+    """What `generate` takes, and the text as a chat template wrote it."""
+    if isinstance(prompt, str | bytes) or not prompt or not isinstance(prompt[0], Mapping):
+        if isinstance(prompt, str | bytes):
+            prompt = model.tokenizer.encode(prompt)
+        return prompt, None
+    from tinyllm.chat_format import fold_system
+    from tinyllm.generate import prepare_conversation
+
+    template = template or model.chat_template
+    ids = prepare_conversation(model, prompt, template=template).ids
+    messages, _ = fold_system(template, prompt, add_generation_prompt=True)
+    return ids, template.render_traced(messages, add_generation_prompt=True)
+
+
+def quantization(model: Model) -> str:
+    """The type that most of the file's bytes are in."""
+    sizes: dict[str, int] = {}
+    for tensor in model.file.tensors.values():
+        sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.n_bytes
+    return max(sizes, key=sizes.get)
