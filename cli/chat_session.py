@@ -57,9 +57,8 @@ class Session:
         no room or the template refuses.
         """
         self.retries = 0
-        before = len(self.conversation.messages)
         self._answer("\n\n".join([*self.attachments, question]))
-        if len(self.conversation.messages) != before:
+        if self.last is not None and self.last.text:  # else the question was taken back
             self.attachments.clear()
 
     def ask_again(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
@@ -459,7 +460,7 @@ def screen(output: str) -> str:
             row += 1
             lines += [""] * (row + 1 - len(lines))
         elif part.endswith("A") and part.startswith("\x1b["):
-            row = max(row - int(part[2:-1]), 0)
+            row = max(row - int(part[2:-1] or 1), 0)
         elif part == "\x1b[J":
             del lines[row:]
             lines.append("")
@@ -674,3 +675,17 @@ def _cpu_times(pid: int) -> tuple[float, float]:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = os.sysconf("SC_CLK_TCK")
     return int(fields[11]) / ticks, int(fields[12]) / ticks
+
+
+@pytest.mark.model
+def test_each_turn_of_the_default_model_computes_only_what_is_new(smollm2_path):
+    from record_chat import record
+
+    shown = record(str(smollm2_path), "--seed", "1", "-n", "40")
+    turns = [
+        [int(n) for n in turn] for turn in re.findall(r"prompt (\d+) new \+ (\d+) reused .* context (\d+)/", shown)
+    ]
+    assert len(turns) == 5
+    for (_, _, held), (new, reused, _) in itertools.pairwise(turns):
+        assert reused == held
+        assert new < 30
