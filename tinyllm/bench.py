@@ -6,6 +6,7 @@ executor's own clock.
 
 from __future__ import annotations
 
+import logging
 import os
 import statistics
 import time
@@ -27,6 +28,8 @@ from .model import Model, Sequence, load
 from .model_info import ModelInfo, describe
 from .roofs import Prober, RoofPair
 from .timeline import Clock, OpTicks, Recorder, Step, Trace
+
+log = logging.getLogger("tinyllm")
 
 _WARM_UP_TOKENS = 4
 
@@ -209,6 +212,8 @@ class Bench:
         self.model = load(model, n_ctx=n_ctx, n_threads=n_threads, kv_type=kv_type, n_batch=n_batch)
         self.load_s = self.model.load_s - (compile_seconds() - compiled)
         observe = layers or trace_steps > 0
+        if observe and not machine.has_steady_clock():
+            log.warning("this CPU's counter changes its rate with the clock: times by op are rough")
         self._prober = Prober(self.model.team) if observe else None
         self.compile_s = compile_seconds() - compiled
         self._info = describe(self.model.file)
