@@ -1,4 +1,4 @@
-"""Facts about the machine that the reader of a benchmark needs: the CPU, its clock policy, and what disturbed the run."""
+"""What the reader of a benchmark must know of the machine: its CPU, its clock policy, and what disturbed the run."""
 
 from __future__ import annotations
 
