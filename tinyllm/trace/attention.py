@@ -158,7 +158,9 @@ class AttentionReader:
         mixed = probs.reshape(n_heads // group, group * n, n_keys) @ values
         mixed = mixed.reshape(n_heads, n, -1).transpose(1, 0, 2).reshape(n, -1)
         spread = float(np.sqrt(np.mean(np.square(out, dtype=np.float64)))) or 1.0
-        self._errors.setdefault(layer, []).append(float(np.sqrt(np.mean(np.square(mixed - out, dtype=np.float64)))) / spread)
+        self._errors.setdefault(layer, []).append(
+            float(np.sqrt(np.mean(np.square(mixed - out, dtype=np.float64)))) / spread
+        )
 
     def _cached(self, op: Op, n_keys: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys [n_kv_heads, head_dim, n] and values [n_kv_heads, n, v_dim] of a sequence's first positions, float32."""

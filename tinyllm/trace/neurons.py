@@ -68,9 +68,7 @@ def strongest(model: Model, head: OutputHead, activations: dict[int, np.ndarray]
         for index, activation, strength, _ in positions:
             rows = slice(at, at + len(index))
             at += len(index)
-            result.setdefault(layer, []).append(
-                Neurons(index, activation, strength, promoted[rows], suppressed[rows])
-            )
+            result.setdefault(layer, []).append(Neurons(index, activation, strength, promoted[rows], suppressed[rows]))
     return result
 
 

@@ -138,7 +138,10 @@ class Observation:
         """Ranges of all stages that were met, by stage and layer."""
         return {
             key: StageRange(
-                rows.width, *(np.concatenate(part) for part in (rows.norm, rows.low, rows.high)), rows.histogram, rows.seconds
+                rows.width,
+                *(np.concatenate(part) for part in (rows.norm, rows.low, rows.high)),
+                rows.histogram,
+                rows.seconds,
             )
             for key, rows in self._rows.items()
         }

@@ -80,6 +80,7 @@ class Trace:
     tied: bool
     windows: list[int]
     piece: Mapping[int, TraceToken] = field(repr=False)
+    saved_layers: Collection[int] | None = None
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -138,14 +139,12 @@ class Trace:
         """Write all arrays to a NumPy archive: `blk.3.resid_post`, `blk.3.attn_scores` [heads, queries, T], `logits`, …"""
         named = {stage if layer is None else f"blk.{layer}.{stage}": a for (stage, layer), a in self.arrays.items()}
         for index, layer in enumerate(self.attention):
-            if layer is not None and "attn_scores" in self._saved:
+            if layer is not None and (self.saved_layers is None or index in self.saved_layers):
                 named[f"blk.{index}.attn_scores"] = layer.probs
         ids = np.array([token.id for token in self.tokens])
         lens = {f"lens.{name}": getattr(self.lens, name) for name in ("top_ids", "top_probs", "ranks", "entropy", "kl")}
         with open(path, "wb") as file:
             np.savez_compressed(file, tokens=ids, n_prompt=self.n_prompt, **named, **lens)
-
-    _saved: frozenset[str] = frozenset(STAGES)
 
 
 def trace(
@@ -233,7 +232,7 @@ def trace(
     }
     pieces = describe_tokens(model.tokenizer, ids, [step.token for step in steps], traced)
     return Trace(
-        model_name=model.config.name,
+        model_name=model.path.stem,
         architecture=model.config.architecture,
         quantization=quantization(model),
         n_layers=model.config.n_layers,
@@ -259,6 +258,7 @@ def trace(
         tied="output.weight" not in model.file.tensors,
         windows=[layer.window for layer in model.config.layers],
         piece=_Pieces(model.tokenizer),
+        saved_layers=layers,
         notes=notes,
         seconds=times,
     )

@@ -1,0 +1,163 @@
+"""`tinyllm trace`: a prompt goes in, what every layer makes of it comes out as rows, JSON, arrays or one HTML page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tinyllm.errors import InvalidParameterError, TinyLLMError
+from tinyllm_cli import render
+from tinyllm_cli.loading import load_model, load_template, usage_errors
+from tinyllm_cli.option_groups import option_groups
+from tinyllm_cli.options import ModelOptions, SamplingOptions
+from tinyllm_cli.prompt_input import clean, read_prompt, unescape
+
+if TYPE_CHECKING:
+    from tinyllm.model import Model
+    from tinyllm.trace import Trace
+
+LENS_BUDGET_S = 1.5
+
+
+@option_groups
+def trace(
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; - reads it from standard input.", show_default=False)
+    ] = None,
+    file: Annotated[
+        list[str], typer.Option("--file", "-f", help="Put this file's text before the prompt (repeatable).")
+    ] = [],  # noqa: B006 (Typer copies it)
+    raw: Annotated[
+        bool, typer.Option("--raw", "--no-chat", help="Continue the text as it is, without a chat template.")
+    ] = False,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", "--predict", "-n", help="Tokens to generate.", metavar="N", min=0)
+    ] = 8,
+    system: Annotated[str | None, typer.Option("--system", help="The system message.", metavar="TEXT")] = None,
+    chat_template: Annotated[
+        str | None, typer.Option("--chat-template", help="Another chat template than the model's.", metavar="NAME|FILE")
+    ] = None,
+    escape: Annotated[bool, typer.Option("--escape", "-e", help=r"Read \n, \t, \\ in the prompt as escapes.")] = False,
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="Layers to show and save: 0-5,20- or all.", metavar="LIST")
+    ] = None,
+    heads: Annotated[
+        str | None, typer.Option("--heads", help="Heads to look through (default: all).", metavar="LIST")
+    ] = None,
+    stages: Annotated[
+        str | None,
+        typer.Option("--stages", help="Stages to list and save: q,k,ffn_act or all.", metavar="LIST"),
+    ] = None,
+    token: Annotated[
+        int | None,
+        typer.Option("--token", help="The position to look at (default: where the first token was chosen).", min=0),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write one page to look around in.", metavar="FILE")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Write the arrays of all stages (NumPy archive).", metavar="FILE.npz")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    *,
+    sampling: SamplingOptions,
+    engine: ModelOptions,
+) -> None:
+    """Look inside: what each stage makes of a prompt, and how the next tokens are chosen.
+
+    Rows are layers: the size of the residual stream, what attention and feed-forward added, where attention looks, and
+    what the model would say if it ended there. A chat model gets the prompt in its chat template.
+    """
+    from tinyllm.trace import trace as run_trace
+    from tinyllm.trace.observation import STAGES
+    from tinyllm.trace.summary import as_dict
+
+    with usage_errors():
+        params = sampling.params()
+        argument = None if prompt is None else unescape(prompt) if escape else clean(prompt)
+        question = read_prompt(argument, file)
+        if question is None:
+            raise InvalidParameterError("there is no prompt: give it as an argument, with --file or on standard input")
+        if raw and (system is not None or chat_template is not None):
+            raise InvalidParameterError("--raw uses no chat template: --system and --chat-template have no place in it")
+        chosen_stages = parse_names("--stages", stages, STAGES)
+    model = load_model(engine)
+    template = None if raw else load_template(chat_template, model)
+    if template is None and system is not None:
+        raise InvalidParameterError("this model has no place for a system message: --chat-template names a template")
+    with usage_errors():
+        chosen_layers = parse_numbers("--layers", layers, model.config.n_layers)
+        chosen_heads = parse_numbers("--heads", heads, min(layer.n_heads for layer in model.config.layers))
+    found = run_trace(
+        model,
+        question if template is None else _messages(system, question),
+        max_tokens=max_tokens,
+        params=params,
+        stages=chosen_stages,
+        layers=chosen_layers,
+        lens_budget_s=LENS_BUDGET_S,
+        template=template,
+    )
+    position = found.positions[0] if token is None else token
+    if position >= found.n_tokens:
+        raise InvalidParameterError(f"--token {position}: the positions that ran are 0 to {found.n_tokens - 1}")
+    for path, write in ((html, _write_page), (save, lambda found, path, model: found.save(path))):
+        if path is not None:
+            try:
+                write(found, path, model)
+            except OSError as error:
+                raise TinyLLMError(f"{path}: {error.strerror or error}") from None
+    if as_json:
+        print(json.dumps(as_dict(found, position, chosen_layers, chosen_heads, chosen_stages), ensure_ascii=False))
+        return
+    from tinyllm_cli import trace_view
+
+    trace_view.show(found, position, layers, chosen_layers, chosen_heads, chosen_stages)
+    if html is None and save is None:
+        render.note("attention maps and all tokens: --html FILE; arrays: --save FILE.npz")
+
+
+def _write_page(found: Trace, path: Path, model: Model) -> None:
+    from tinyllm.trace.page import write_page
+
+    write_page(found, path, command=shlex.join(["tinyllm", *sys.argv[1:]]))
+
+
+def _messages(system: str | None, question: str) -> list[dict[str, str]]:
+    messages = [] if system is None else [{"role": "system", "content": clean(system)}]
+    return [*messages, {"role": "user", "content": question}]
+
+
+def parse_numbers(option: str, text: str | None, n: int) -> list[int] | None:
+    """Numbers below n from `0-5,20-`; None for all. Raises InvalidParameterError."""
+    if text is None or text == "all":
+        return None
+    numbers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(-)?\s*(\d+)?\s*", part)
+        if match is None or (match[3] and not match[2]):
+            raise InvalidParameterError(f"{option} {text}: write numbers and ranges, as in 0-5,20-")
+        first = int(match[1])
+        last = int(match[3]) if match[3] else n - 1 if match[2] else first
+        if not first <= last < n:
+            raise InvalidParameterError(f"{option} {text}: they go from 0 to {n - 1}")
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)
+
+
+def parse_names(option: str, text: str | None, known: Sequence[str]) -> list[str]:
+    """Names from a list with commas, `all` for every one. Raises InvalidParameterError."""
+    if text is None:
+        return []
+    names = list(known) if text == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise InvalidParameterError(f"{option}: there is no stage {name!r}: choose from {', '.join(known)}")
+    return names
