@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -128,14 +128,25 @@ class Team:
         if threading.get_ident() in self._observers:
             self.run(table)  # signals are taken between the ops
             return
-        runner = threading.Thread(target=self.run, args=(table,), name="tinyllm-leader")
-        runner.start()
+        done = threading.Event()  # not Thread.join: once interrupted, it takes the thread for ended
+
+        def run() -> None:
+            try:
+                self.run(table)
+            finally:
+                done.set()
+
+        runner = threading.Thread(target=run, name="tinyllm-leader")
         try:
-            runner.join()
+            runner.start()
+            done.wait()
         except BaseException:
             # The main thread cannot take signals while it is in compiled code; here it waits in Python, where it can.
             self._words[JOB.stop // 8] = 1
-            runner.join()
+            ended = False
+            while not ended:
+                with suppress(KeyboardInterrupt):
+                    ended = done.wait(0.5) or not runner.is_alive()
             self._words[JOB.stop // 8] = 0
             raise
 
