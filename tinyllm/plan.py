@@ -5,6 +5,7 @@ Recording hands out buffers and fills a table of (kernel for one row, kernel for
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,11 @@ class Buffer:
         return self.base or self
 
     @property
+    def root(self) -> Buffer:
+        """The buffer whose memory this is."""
+        return self.base or self
+
+    @property
     def stride(self) -> int:
         """Bytes from row to row."""
         return self.base.stride if self.base else padded(self.width) * 4
@@ -99,6 +105,7 @@ class Buffer:
 class Op:
     """One named step. `weight_bytes` are read per run, `operations_per_row` are arithmetic operations per row.
 
+    `source`: what it reads, where the plan looks at that. `private`: see `Plan._make_private`.
     `calls`: an op that calls other kernels for each of its `blocks` of arguments has them here, for one row and for many.
     """
 
@@ -113,6 +120,8 @@ class Op:
     operations_per_row: int = 0
     calls: tuple[str, str] | None = None
     blocks: Blocks | None = None
+    source: Buffer | None = None
+    private: bool = False
 
 
 @dataclass(eq=False)
@@ -242,7 +251,7 @@ class Plan:
         n_before, column = len(self.ops), 0
         for matrix in matrices:
             target = y.columns(column, matrix.n_outputs, stage) if len(matrices) > 1 else y
-            self.add(
+            op = self.add(
                 stage if len(matrices) == 1 else matrix.stage or stage,
                 _products(matrix),
                 abi.LINEAR,
@@ -252,6 +261,7 @@ class Plan:
                 2 * matrix.n_outputs * matrix.n_inputs,
                 **self._linear_values(matrix, x, target, accumulate, scale),
             )
+            op.source = x
             column += matrix.panels * PANEL_ROWS
         return self.ops[n_before]
 
@@ -321,6 +331,7 @@ class Plan:
             "tiles": matrix.tiles,
             "panel_bytes": matrix.panel_bytes,
             "weights": matrix.address,
+            "private": 0,
             "x": x.records if quantized else x.address,
             "x_stride": x.records_stride if quantized else x.stride,
             "y": y.address,
@@ -351,7 +362,7 @@ class Plan:
     ) -> None:
         """h = scale · (norm(x) · weight + bias), or h += …, in `segments` equal parts of a row; records too where a
         consumer wants them."""
-        self.add(
+        op = self.add(
             stage,
             f"elementwise.norm:{kind}",
             abi.NORM,
@@ -371,10 +382,11 @@ class Plan:
             scale=float(scale),
             **_records(h),
         )
+        op.source = x
 
     def quantize(self, stage: str, x: Buffer, rows: int | None = None) -> None:
         """Records of x for the products that follow; the op is left out if none of them wants records."""
-        self.add(
+        op = self.add(
             stage,
             "elementwise.quantize",
             abi.QUANTIZE,
@@ -385,6 +397,7 @@ class Plan:
             x_stride=x.stride,
             **_records(x),
         )
+        op.source = x
 
     def gather(self, stage: str, x: Buffer, index: int, y: Buffer, rows: int | None = None) -> None:
         """y[i] = x[index[i]]; `index` is the address of int64 row numbers."""
@@ -461,7 +474,10 @@ class Plan:
 
     def kernels(self) -> set[str]:
         """Names of all kernels that the ops call."""
-        return {name for op in self.ops for name in (op.one, op.many, *(op.calls or ()))}
+        names = {name for op in self.ops for name in (op.one, op.many, *(op.calls or ()))}
+        kinds = {name for name in names if name.startswith(("elementwise.norm", "elementwise.quantize"))}
+        return names | {name.replace(".norm:", ".norm_private:").replace(".quantize", ".quantize_private")
+                        for name in kinds if "private" not in name}
 
     def finish(self) -> None:
         """Compile or load the kernels and build the table; the plan is complete."""
@@ -471,16 +487,38 @@ class Plan:
         for op in self.ops:
             op.values = _resolved(op.values, shared)
         self.ops = [op for op in self.ops if op.arguments is not abi.QUANTIZE or op.values["records"]]
+        self._make_private()
         addresses = kernel_addresses(self.kernels())
         self._words = aligned_zeros(len(self.ops) * abi.Arguments.WORDS * 8).view(np.int64).reshape(len(self.ops), -1)
-        table = np.zeros((len(self.ops), 4), np.int64)
+        table = np.zeros((len(self.ops), abi.OP_BYTES // 8), np.int64)
         for words, row, op in zip(self._words, table, self.ops, strict=True):
             if op.blocks is not None:
                 one, many = (addresses[name] for name in op.calls)
                 op.values |= {"blocks": self._pack(op.blocks, shared), "one": one, "many": many}
             words[:] = op.arguments.pack(**op.values)
-            row[:] = addresses[op.one], addresses[op.many], words.ctypes.data, op.values["n_rows"]
+            row[:] = addresses[op.one], addresses[op.many], words.ctypes.data, op.values["n_rows"], op.private
         self._table = table
+
+    def _make_private(self) -> None:
+        """Let each thread norm or quantize a single row for itself where a product follows at once: the threads need not
+        wait for each other in between. Thread t's copy is row t of the buffer, which a single row leaves free.
+        """
+        if self.n_threads > self.max_rows:
+            return
+        for op, following in itertools.pairwise(self.ops):
+            made = op.source if op.arguments is abi.QUANTIZE else op.output
+            if (
+                op.arguments in (abi.NORM, abi.QUANTIZE)
+                and following.arguments is abi.LINEAR
+                and following.source is made
+                and following.values["n_rows"] == op.values["n_rows"]
+                and not op.values.get("accumulate")
+                and (op.arguments is abi.QUANTIZE or op.source.root is not made.root)
+                and following.output.root not in (op.source.root, made.root)
+            ):
+                kernel, _, parameter = op.one.partition(":")
+                op.one = f"{kernel}_private" + (f":{parameter}" if parameter else "")
+                op.private, following.values["private"] = True, 1
 
     def _pack(self, blocks: Blocks, shared: dict[str, int]) -> int:
         """Address of the argument blocks."""

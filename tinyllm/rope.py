@@ -30,9 +30,17 @@ class Rope:
     offset: int = 0
 
     def table(self, positions: np.ndarray) -> np.ndarray:
-        """Cosine and sine per row and pair: float32 [n, n_rot / 2, 2]."""
+        """What the kernels multiply a head by at each position: float32 [n, 2, n_rot].
+
+        A cosine and a sine per rotated dimension; of the two dimensions of a pair the first has a negative sine.
+        """
         angles = positions[:, None].astype(np.float64) * self.frequencies
-        return (np.stack((np.cos(angles), np.sin(angles)), axis=-1) * self.amplitude).astype(np.float32)
+        cosines, sines = np.cos(angles) * self.amplitude, np.sin(angles) * self.amplitude
+        if self.pairing == "halves":
+            both = (np.concatenate((cosines, cosines), -1), np.concatenate((-sines, sines), -1))
+        else:
+            both = (np.repeat(cosines, 2, -1), np.stack((-sines, sines), -1).reshape(len(angles), -1))
+        return np.stack(both, axis=1).astype(np.float32)
 
 
 class RopeReader:

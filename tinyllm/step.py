@@ -25,15 +25,17 @@ class Run(NamedTuple):
 class StepInputs:
     """Memory for the rows of a step, which the plan's kernels read."""
 
-    def __init__(self, config: ModelConfig, plan: Plan):
+    def __init__(self, config: ModelConfig, plan: Plan, n_positions: int):
         self._ropes = config.ropes
+        self._n_rotary = 0
         n = plan.max_rows
         self.rows = aligned_zeros(n * abi.ROW_BYTES).view(np.int64).reshape(n, -1)
         self.blocks = aligned_zeros(n * abi.BLOCK_BYTES).view(np.int64).reshape(n, -1)
         self.n_blocks = np.zeros(1, np.int64)
         self.runs = aligned_zeros(n * abi.RUN_BYTES).view(np.int64).reshape(n, -1)
         self.n_runs = np.zeros(1, np.int64)
-        self.ropes = [np.zeros((n, rope.n_rot // 2, 2), np.float32) for rope in config.ropes]
+        # Rotary tables of all positions: filled as far as sequences have come, committed by the system likewise.
+        self.ropes = [np.zeros((n_positions, 2, rope.n_rot), np.float32) for rope in config.ropes]
         self.out_index = np.zeros(n, np.int64)
 
     def fill(self, runs: Sequence[Run], out: Sequence[int], block_tokens: int) -> np.ndarray:
@@ -53,9 +55,16 @@ class StepInputs:
                 self.blocks[block] = (row + start, size, position + start, position + n, pages)
                 block += 1
             row += n
+            self._fill_rotary(position + n)
         self.n_blocks[0] = block
-        positions = self.rows[:row, abi.ROW_POSITION // 8]
-        for rope, table in zip(self._ropes, self.ropes, strict=True):
-            table[:row] = rope.table(positions)
         self.out_index[: len(out)] = out
-        return positions
+        return self.rows[:row, abi.ROW_POSITION // 8]
+
+    def _fill_rotary(self, n_positions: int) -> None:
+        """Have rotary tables for at least so many positions."""
+        if n_positions > self._n_rotary:
+            start, end = self._n_rotary, n_positions + 256
+            for rope, table in zip(self._ropes, self.ropes, strict=True):
+                new = np.arange(start, min(end, len(table)))
+                table[start : start + len(new)] = rope.table(new)
+            self._n_rotary = end

@@ -16,6 +16,7 @@ from .blocks_attention import AttentionWorkspace, Norm
 from .blocks_ffn import Experts, FeedForward
 from .config import ModelConfig
 from .kernels.dequantize import decode
+from .kernels import abi
 from .kv_cache import KVCache
 from .plan import Buffer, Op, Plan
 from .step import StepInputs
@@ -169,7 +170,7 @@ class Network:
 def record(config: ModelConfig, weights: ModelWeights, cache: KVCache, max_rows: int, n_threads: int) -> Network:
     """Write the forward pass down."""
     plan = Plan(max_rows, n_threads)
-    inputs = StepInputs(config, plan)
+    inputs = StepInputs(config, plan, cache.n_pages * abi.PAGE)
     attention = AttentionWorkspace(config, plan, inputs, cache)
     x, h = plan.buffer("x", config.n_embd), plan.buffer("h", config.n_embd)
 

@@ -50,7 +50,7 @@ RECORD_NEGATIVE = 48  # 3 words: −Σ codes of each half, then of all, as `dot.
 
 # y[row] (+)= scale · (W x + bias), for rows from *first_row on (0: all).
 LINEAR = Arguments(
-    "grain panels tiles panel_bytes weights x x_stride y y_stride bias accumulate scale scratch scratch_stride first_row"
+    "grain panels tiles panel_bytes weights private x x_stride y y_stride bias accumulate scale scratch scratch_stride first_row"
 )
 
 # h (+)= scale · norm(x), and optionally its records.
@@ -135,8 +135,9 @@ BLOCK_FIRST, BLOCK_ROWS, BLOCK_POSITION, BLOCK_LENGTH, BLOCK_PAGES, BLOCK_BYTES 
 PAGE = 32  # positions per page
 PARTITION = 128  # positions whose softmax is computed on its own and merged in order
 
-# A row of a plan's table: kernel for one row, kernel for many, arguments, address of the number of rows.
-OP_ONE, OP_MANY, OP_ARGUMENTS, OP_ROWS, OP_BYTES = 0, 8, 16, 24, 32
+# A row of a plan's table: kernel for one row, kernel for many, arguments, address of the number of rows, and whether the
+# op is private when there is one row: then each thread does all of it for itself, and nobody waits.
+OP_ONE, OP_MANY, OP_ARGUMENTS, OP_ROWS, OP_PRIVATE, OP_BYTES = 0, 8, 16, 24, 32, 40
 
 
 class JOB:

@@ -23,6 +23,7 @@ from .abi import (
     ROW_PAGES,
     ROW_POSITION,
 )
+from .elementwise import load_part, store_part
 from .simd import (
     TARGET,
     add,
@@ -42,6 +43,8 @@ from .simd import (
     max_lanes,
     maximum,
     mul,
+    scatter_f16,
+    scatter_f32,
     select,
     splat_f32,
     splat_i32,
@@ -49,9 +52,10 @@ from .simd import (
     store_f16x16,
     store_f32,
     store_f32x16,
+    sigmoid,
     sub,
     sum_lanes,
-    sigmoid,
+    swap_neighbours,
     to_f32,
     zero_f32,
 )
@@ -67,8 +71,9 @@ MASKED = np.float32(-1e30)
 def rope_and_store(args, thread, n_threads):
     """Rotate the heads of q and k in place (RoPE, Su et al. 2021), then write k and v into the row's cache page.
 
-    The table of a row holds a cosine and a signed sine for each rotated dimension; the partner of dimension i is its
-    neighbour (NORM, adjacent pairs) or the one n_rot/2 away (NEOX, half-split pairs). Without a pool, nothing is written.
+    The table of a position holds a cosine, then a signed sine, for each rotated dimension; the partner of dimension i is
+    its neighbour (NORM, adjacent pairs) or the one n_rot/2 away (NEOX, half-split pairs). Without a pool, nothing is
+    written.
     """
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
     rows = load_i64(args + static(A.row_table))
@@ -92,50 +97,67 @@ def rope_and_store(args, thread, n_threads):
     head_bytes = load_i64(args + static(A.head_bytes))
     v_offset = load_i64(args + static(A.v_offset))
     v_padded = (v_dim + 31) // 32 * 32
+    n_parts = n_heads + n_kv_heads
+    # A single row is dealt out head by head.
+    parts_at_once = 2 if n_rows == 1 else n_parts
+    units_per_row = (n_parts + parts_at_once - 1) // parts_at_once
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        unit = atomic_add(args, 1)
+        if unit >= n_rows * units_per_row:
             break
-        table = tables + row * table_stride
-        if n_rot != 0:
-            for head in range(n_heads):
-                rotate(q + row * q_stride + 4 * (head * head_dim + offset), table, n_rot)
-            for head in range(n_kv_heads):
-                rotate(k + row * k_stride + 4 * (head * head_dim + offset), table, n_rot)
-        if pool == 0:
-            continue
+        row = unit // units_per_row
+        first = (unit - row * units_per_row) * parts_at_once
         position = load_i64(rows + row * ROW_BYTES + ROW_POSITION)
-        page_table = load_i64(load_i64(rows + row * ROW_BYTES + ROW_PAGES) + 8 * page_table_index)
-        slot = position & (PAGE - 1)
-        page = pool + load_i32(page_table + 4 * (position // PAGE)) * page_bytes
-        for head in range(n_kv_heads):
+        table = tables + position * table_stride
+        for part in range(first, min(first + parts_at_once, n_parts)):
+            if part < n_heads:
+                if n_rot != 0:
+                    rotate(q + row * q_stride + 4 * (part * head_dim + offset), table, n_rot)
+                continue
+            head = part - n_heads
             key = k + row * k_stride + 4 * head * head_dim
-            value = v + row * v_stride + 4 * head * v_dim
-            out = page + head * head_bytes
-            for i in range(head_dim):
+            if n_rot != 0:
+                rotate(key + 4 * offset, table, n_rot)
+            if pool == 0:
+                continue
+            page_table = load_i64(load_i64(rows + row * ROW_BYTES + ROW_PAGES) + 8 * page_table_index)
+            slot = position & (PAGE - 1)
+            out = pool + load_i32(page_table + 4 * (position // PAGE)) * page_bytes + head * head_bytes
+            n_whole = head_dim // 16 * 16
+            for i in range(0, n_whole, 16):
+                scatter_elements(out + (i * PAGE + slot) * ELEMENT, PAGE * ELEMENT, load_f32x16(key + 4 * i))
+            for i in range(n_whole, head_dim):
                 store_element(out + (i * PAGE + slot) * ELEMENT, load_f32(key + 4 * i))
+            value = v + row * v_stride + 4 * head * v_dim
             out += v_offset + slot * v_padded * ELEMENT
-            for i in range(v_dim):
+            n_whole = v_dim // 16 * 16
+            for i in range(0, n_whole, 16):
+                store_elements(out + i * ELEMENT, load_f32x16(value + 4 * i))
+            for i in range(n_whole, v_dim):
                 store_element(out + i * ELEMENT, load_f32(value + 4 * i))
 
 
 @inline
 def rotate_adjacent(x, table, n_rot):
-    for i in range(0, n_rot, 2):
-        a, b = load_f32(x + 4 * i), load_f32(x + 4 * i + 4)
-        cosine, sine = load_f32(table + 4 * i), load_f32(table + 4 * i + 4)
-        store_f32(x + 4 * i, a * cosine - b * sine)
-        store_f32(x + 4 * i + 4, a * sine + b * cosine)
+    """x cos + swap(x) sin, where the sine of the first of a pair is negative."""
+    sines = table + 4 * n_rot
+    for i in range(0, n_rot, 16):
+        value = load_part(x, i, n_rot)
+        turned = mul(swap_neighbours(value), load_part(sines, i, n_rot))
+        store_part(x, i, n_rot, fma(value, load_part(table, i, n_rot), turned))
 
 
 @inline
 def rotate_halves(x, table, n_rot):
+    """The same for pairs half a head apart."""
     half = n_rot // 2
-    for i in range(half):
-        a, b = load_f32(x + 4 * i), load_f32(x + 4 * (i + half))
-        cosine, sine = load_f32(table + 8 * i), load_f32(table + 8 * i + 4)
-        store_f32(x + 4 * i, a * cosine - b * sine)
-        store_f32(x + 4 * (i + half), a * sine + b * cosine)
+    sines = table + 4 * n_rot
+    upper = x + 4 * half
+    for i in range(0, half, 16):
+        a, b = load_part(x, i, half), load_part(upper, i, half)
+        cosine = load_part(table, i, half)
+        store_part(x, i, half, fma(a, cosine, mul(b, load_part(sines, i, half))))
+        store_part(upper, i, half, fma(b, cosine, mul(a, load_part(sines + 4 * half, i, half))))
 
 
 def attend(args, thread, n_threads):
@@ -434,6 +456,26 @@ def soft_cap(s, cap):
 
 
 @inline
+def scatter_f16_elements(where, stride, value):
+    scatter_f16(where, stride, value)
+
+
+@inline
+def scatter_f32_elements(where, stride, value):
+    scatter_f32(where, stride, value)
+
+
+@inline
+def store_f16_elements(where, value):
+    store_f16x16(where, value)
+
+
+@inline
+def store_f32_elements(where, value):
+    store_f32x16(where, value)
+
+
+@inline
 def store_f16_element(where, value):
     store_f16(where, value)
 
@@ -453,24 +495,32 @@ def load_f32_elements(where):
     return load_f32x16(where)
 
 
-# Per cache type: bytes per element, store one, load 16 as float32.
+# Per cache type: bytes per element; store one, store 16 side by side or apart, load 16 as float32.
 CACHE_TYPES = {
-    "f16": (2, store_f16_element, load_f16_elements),
-    "f32": (4, store_f32_element, load_f32_elements),
+    "f16": (2, store_f16_element, store_f16_elements, scatter_f16_elements, load_f16_elements),
+    "f32": (4, store_f32_element, store_f32_elements, scatter_f32_elements, load_f32_elements),
 }
 
 
 def build_rope(parameter: str):
     pairing, kv_type = parameter.split("-")
-    size, store_element, _ = CACHE_TYPES[kv_type]
-    rotate = rotate_halves if pairing == "halves" else rotate_adjacent
-    return specialize(rope_and_store, A=ROPE, ELEMENT=size, store_element=store_element, rotate=rotate)
+    size, store_element, store_elements, scatter_elements, _ = CACHE_TYPES[kv_type]
+    return specialize(
+        rope_and_store,
+        A=ROPE,
+        PAGE=PAGE,
+        ELEMENT=size,
+        store_element=store_element,
+        store_elements=store_elements,
+        scatter_elements=scatter_elements,
+        rotate=rotate_halves if pairing == "halves" else rotate_adjacent,
+    )
 
 
 def build_attend(parameter: str):
     """`parameter` is the type of the cache; "-latent" behind it: values are not stored, they are part of the keys."""
     kv_type, _, latent = parameter.partition("-")
-    size, _, load_elements = CACHE_TYPES[kv_type]
+    size, _, _, _, load_elements = CACHE_TYPES[kv_type]
     return specialize(
         attend,
         A=ATTEND,

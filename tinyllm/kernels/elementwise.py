@@ -97,30 +97,36 @@ def quantize_block(low, high, record):
 
 
 def quantize(args, thread, n_threads):
-    """Records of float32 rows."""
+    """Records of float32 rows. PRIVATE: of one row, for each thread its own (`Plan` says when)."""
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
     n = load_i64(args + static(A.n))
     x = load_i64(args + static(A.x))
     x_stride = load_i64(args + static(A.x_stride))
     records = load_i64(args + static(A.records))
     records_stride = load_i64(args + static(A.records_stride))
-    segments = (n + SEGMENT - 1) // SEGMENT
-    while True:
-        unit = atomic_add(args, 1)
-        if unit >= n_rows * segments:
-            break
-        row = unit // segments
-        start = (unit - row * segments) * SEGMENT
-        at = x + row * x_stride
-        record = records + row * records_stride
-        for i in range(start, min(start + SEGMENT, n), 32):
-            quantize_block(load_f32x16(at + 4 * i), load_f32x16(at + 4 * i + 64), record + 2 * i)
+    if static(PRIVATE):
+        record = records + thread * records_stride
+        for i in range(0, n, 32):
+            quantize_block(load_f32x16(x + 4 * i), load_f32x16(x + 4 * i + 64), record + 2 * i)
+    else:
+        segments = (n + SEGMENT - 1) // SEGMENT
+        while True:
+            unit = atomic_add(args, 1)
+            if unit >= n_rows * segments:
+                break
+            row = unit // segments
+            start = (unit - row * segments) * SEGMENT
+            at = x + row * x_stride
+            record = records + row * records_stride
+            for i in range(start, min(start + SEGMENT, n), 32):
+                quantize_block(load_f32x16(at + 4 * i), load_f32x16(at + 4 * i + 64), record + 2 * i)
 
 
 def norm(args, thread, n_threads):
     """RMSNorm (Zhang & Sennrich 2019): x / sqrt(mean x² + eps) · weight, or LayerNorm (Ba et al. 2016): the same of x - mean x.
 
-    A row may hold several norms side by side (`segments`, one per head). Records are of the whole row.
+    A row may hold several norms side by side (`segments`, one per head). Records are of the whole row. PRIVATE: of one
+    row, for each thread in a row of its own.
     """
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
     n = load_i64(args + static(A.n))
@@ -138,12 +144,17 @@ def norm(args, thread, n_threads):
     accumulate = load_i64(args + static(A.accumulate))
     scale = splat_f32(load_f32(args + static(A.scale)))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
-            break
+        if static(PRIVATE):
+            row = 0
+            target = thread
+        else:
+            row = atomic_add(args, 1)
+            target = row
+            if row >= n_rows:
+                break
         for segment in range(segments):
             at = x + row * x_stride + segment * n * 4
-            out = h + row * h_stride + segment * n * 4
+            out = h + target * h_stride + segment * n * 4
             mean = zero_f32()
             if static(CENTRED):
                 total = zero_f32()
@@ -172,10 +183,12 @@ def norm(args, thread, n_threads):
                     value = mul(value, scale)
                 store_part(out, i, n, value)
         if records != 0:
-            at = h + row * h_stride
-            record = records + row * records_stride
+            at = h + target * h_stride
+            record = records + target * records_stride
             for i in range(0, n * segments, 32):
                 quantize_block(load_f32x16(at + 4 * i), load_f32x16(at + 4 * i + 64), record + 2 * i)
+        if static(PRIVATE):
+            break
 
 
 def gather(args, thread, n_threads):
@@ -340,7 +353,9 @@ KERNELS = {
     "gather": lambda: specialize(gather, A=GATHER),
     "gated": lambda activation: build_activation(activation, True),
     "limit": lambda kind: specialize(limit, A=LIMIT, within=cap if kind == "cap" else clamp),
-    "norm": lambda kind: specialize(norm, A=NORM, CENTRED=kind == "layer"),
+    "norm": lambda kind: specialize(norm, A=NORM, CENTRED=kind == "layer", PRIVATE=False),
+    "norm_private": lambda kind: specialize(norm, A=NORM, CENTRED=kind == "layer", PRIVATE=True),
     "plain": lambda activation: build_activation(activation, False),
-    "quantize": lambda: specialize(quantize, A=QUANTIZE),
+    "quantize": lambda: specialize(quantize, A=QUANTIZE, PRIVATE=False),
+    "quantize_private": lambda: specialize(quantize, A=QUANTIZE, PRIVATE=True),
 }

@@ -6,7 +6,7 @@ stays usable.
 
 from __future__ import annotations
 
-from .abi import JOB, OP_ARGUMENTS, OP_BYTES, OP_MANY, OP_ONE, OP_ROWS
+from .abi import JOB, OP_ARGUMENTS, OP_BYTES, OP_MANY, OP_ONE, OP_PRIVATE, OP_ROWS
 from .simd import (
     atomic_add,
     atomic_load,
@@ -64,20 +64,21 @@ def execute(job, thread, n_threads):
             call_kernel(load_i64(op + OP_MANY), arguments, thread, n_threads)
         if stamps != 0:
             store_i64(stamps + 8 + 16 * done, clock_ticks())
-        target += n_threads
+        alone = rows == 1 and load_i64(op + OP_PRIVATE) != 0
         if thread == 0:
             if done > 0:
                 # Everybody has left the op before: its tickets can be dealt out anew.
                 store_i64(load_i64(op - OP_BYTES + OP_ARGUMENTS), 0)
             if atomic_load(job + static(J.stop)) != 0:
                 atomic_store(job + static(J.stop_after), done + 1)
-        if n_threads > 1:
+        if n_threads > 1 and not alone:
+            target += n_threads
             atomic_add(arrived, 1)
             wait_until(arrived, target)
         if stamps != 0:
             store_i64(stamps + 16 + 16 * done, clock_ticks())
         done += 1
-        stop_after = atomic_load(job + static(J.stop_after))
+        stop_after = 0 if alone else atomic_load(job + static(J.stop_after))
         if stop_after != 0 and done >= stop_after:
             break
     if thread == 0 and done > 0:
@@ -118,7 +119,7 @@ def publish(job):
 def lead(job, thread, n_threads):
     """Run the published job as thread 0 and wait until all workers have left it; the number of ops that were run."""
     done = execute(job, thread, n_threads)
-    store_i64(job + static(J.arrived_before), load_i64(job + static(J.arrived_before)) + done * n_threads)
+    store_i64(job + static(J.arrived_before), atomic_load(job + static(J.arrived)))
     wait_until(job + static(J.left), n_threads - 1)
     return done
 
@@ -129,6 +130,7 @@ _LAYOUT = {
     "OP_ARGUMENTS": OP_ARGUMENTS,
     "OP_ONE": OP_ONE,
     "OP_MANY": OP_MANY,
+    "OP_PRIVATE": OP_PRIVATE,
     "OP_ROWS": OP_ROWS,
 }
 

@@ -75,6 +75,8 @@ def gemv(args, thread, n_threads):
     weights = load_i64(args + static(A.weights))
     first_row = load_i64(args + static(A.first_row))
     x = row_address(load_i64(args + static(A.x)), first_row, load_i64(args + static(A.x_stride)))
+    if load_i64(args + static(A.private)) != 0:
+        x += thread * load_i64(args + static(A.x_stride))
     y = row_address(load_i64(args + static(A.y)), first_row, load_i64(args + static(A.y_stride)))
     bias = load_i64(args + static(A.bias))
     accumulate = load_i64(args + static(A.accumulate))
@@ -124,6 +126,8 @@ def gemm(args, thread, n_threads):
     first_row = load_i64(args + static(A.first_row))
     x_stride = load_i64(args + static(A.x_stride))
     x = row_address(load_i64(args + static(A.x)), first_row, x_stride)
+    if n_rows == 1 and load_i64(args + static(A.private)) != 0:
+        x += thread * x_stride
     y_stride = load_i64(args + static(A.y_stride))
     y = row_address(load_i64(args + static(A.y)), first_row, y_stride)
     bias = load_i64(args + static(A.bias))
@@ -227,6 +231,8 @@ def gemv_float(args, thread, n_threads):
     first_row = load_i64(args + static(A.first_row))
     x_stride = load_i64(args + static(A.x_stride))
     x = row_address(load_i64(args + static(A.x)), first_row, x_stride)
+    if n_rows == 1 and load_i64(args + static(A.private)) != 0:
+        x += thread * x_stride
     y_stride = load_i64(args + static(A.y_stride))
     y = row_address(load_i64(args + static(A.y)), first_row, y_stride)
     bias = load_i64(args + static(A.bias))

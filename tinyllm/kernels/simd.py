@@ -324,6 +324,30 @@ def store_f16x16(builder, where, value):
     store_ir(builder, where, _to_half_bits(builder, value))
 
 
+@operation(types.void, address, types.int64, f32x16)
+def scatter_f16(builder, where, stride, value):
+    """Round the 16 lanes to half precision and store them `stride` bytes apart."""
+    bits = _to_half_bits(builder, value)
+    for lane in range(16):
+        store_ir(builder, where, builder.extract_element(bits, _I32(lane)))
+        where = builder.add(where, stride)
+
+
+@operation(types.void, address, types.int64, f32x16)
+def scatter_f32(builder, where, stride, value):
+    """Store the 16 lanes `stride` bytes apart."""
+    for lane in range(16):
+        store_ir(builder, where, builder.extract_element(value, _I32(lane)))
+        where = builder.add(where, stride)
+
+
+@operation(f32x16, f32x16)
+def swap_neighbours(builder, v):
+    """Lanes 1, 0, 3, 2, …"""
+    order = ir.Constant(ir.VectorType(_I32, 16), [lane ^ 1 for lane in range(16)])
+    return builder.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), order)
+
+
 @operation(f32x16, address)
 def load_bf16x16(builder, where):
     """16 bfloat16 values as float32."""
