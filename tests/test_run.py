@@ -552,3 +552,21 @@ class TestDefaultModel:
         found = json.loads(process.stdout)
         assert found["tokens"] == [19556, 17, 1073, 416, 339, 4237, 346, 1834, 47, 2]
         assert (found["text"], found["prompt_tokens"]) == ("Hello! How can I assist you today?", 31)
+
+    def test_ctrl_c_while_the_prompt_is_computed(self, smollm2_path):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tinyllm_cli.main", "run", "-m", str(smollm2_path), "word " * 3500, "-v", "-t", "1"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for line in process.stderr:
+            if line.startswith(b"prompt"):
+                break
+        time.sleep(0.3)
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert time.monotonic() - started < 1
+        assert (process.returncode, out) == (130, b"")
+        assert b"ended by Ctrl-C" in err
