@@ -223,23 +223,27 @@ class Sequence:
             raise InvalidParameterError("an encoder reads a text at once: it cannot be continued")
         result = []
         with model._busy:
-            first, text = len(self), self.tokens + ids
-            if self.states is not None and len(text) - self.n_computed >= PROMPT_ROWS:
+            first, base = len(self), self.n_computed
+            pending = self.tokens[base:] + ids
+            n_total = base + len(pending)
+            if self.states is not None and len(pending) >= PROMPT_ROWS:
                 self.states.mark_prompt()
-            while (start := self.n_computed) < len(text):
-                chunk = text[start : start + model.n_batch]
+            while (start := self.n_computed) < n_total:
+                chunk = pending[start - base : start - base + model.n_batch]
                 end = start + len(chunk)
                 if want in ("all", "hidden"):
                     out = list(range(max(first - start, 0), len(chunk)))
                 else:
-                    out = [len(chunk) - 1] if end == len(text) and want == "last" else []
+                    out = [len(chunk) - 1] if end == n_total and want == "last" else []
                 if should_stop is not None and should_stop():
                     return None
                 rows = self._run(start, chunk, out, hidden)
-                self.tokens += text[len(self) : end]
+                self.tokens += pending[len(self) - base : end - base]
                 if out:
                     result.append(rows.copy())
-        return np.concatenate(result) if result else None
+        if not result:
+            return None
+        return result[0] if len(result) == 1 else np.concatenate(result)
 
     def _run(self, start: int, chunk: list[int], out: list[int], hidden: bool) -> np.ndarray:
         """One step; a failed one leaves the sequence as it was."""
