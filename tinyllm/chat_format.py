@@ -7,11 +7,10 @@ only these can become control tokens, never what stands in a message.
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ REASONING_TAGS = (("<think>", "</think>"), ("<thinking>", "</thinking>"), ("[THI
 
 
 class ChatTemplate:
-    """A chat template in Jinja; compiled at its first use. May be used by several threads.
+    """A chat template in Jinja, compiled at its first use. Several threads may use it.
 
     `bos_token` and `eos_token` are the texts of these tokens, for templates that write them.
     """
@@ -42,7 +41,6 @@ class ChatTemplate:
         self.source = source
         self.bos_token = bos_token
         self.eos_token = eos_token
-        self._lock = threading.Lock()
 
     @classmethod
     def from_metadata(
@@ -101,24 +99,11 @@ class ChatTemplate:
             "eos_token": scaffold(self.eos_token),
             **extra,
         }
-        with self._lock:
-            environment = self._environment
-            try:
-                return environment.render(variables, now)
-            except Exception as error:  # a template's code can raise anything
-                raise _render_error(error) from None
-
-    @cached_property
-    def _environment(self) -> ChatEnvironment:
-        from tinyllm.chat_sandbox import ChatEnvironment
-
-        if len(self.source) > MAX_SOURCE:
-            raise ChatTemplateError(f"the chat template has {len(self.source)} characters, more than {MAX_SOURCE}")
+        environment = _compiled(self.source)
         try:
-            return ChatEnvironment(self.source)
-        except Exception as error:  # Jinja2, or the compiler behind it when the nesting is too deep
-            line = f"line {error.lineno}: " if getattr(error, "lineno", None) else ""
-            raise ChatTemplateError(f"the chat template cannot be compiled: {line}{_one_line(error)}") from None
+            return environment.render(variables, now)
+        except Exception as error:  # a template's code can raise anything
+            raise _render_error(error) from None
 
     def keeps_reasoning(self) -> bool:
         """Whether the `<think>` part of an earlier reply is still written when the conversation has gone on."""
@@ -209,6 +194,19 @@ def split_reasoning(reply: str) -> tuple[str, str]:
         if found or head.lstrip().startswith(opening):
             return head.lstrip().removeprefix(opening).strip(), tail.strip()
     return "", reply
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> ChatEnvironment:
+    from tinyllm.chat_sandbox import ChatEnvironment
+
+    if len(source) > MAX_SOURCE:
+        raise ChatTemplateError(f"the chat template has {len(source)} characters, more than {MAX_SOURCE}")
+    try:
+        return ChatEnvironment(source)
+    except Exception as error:  # Jinja2, or the compiler behind it when the nesting is too deep
+        line = f"line {error.lineno}: " if getattr(error, "lineno", None) else ""
+        raise ChatTemplateError(f"the chat template cannot be compiled: {line}{_one_line(error)}") from None
 
 
 def _with_one_bos(ids: list[int], tokenizer: Tokenizer) -> list[int]:

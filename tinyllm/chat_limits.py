@@ -14,9 +14,10 @@ from typing import Any
 from jinja2 import TemplateError
 
 BASE_BUDGET = 32_000_000  # the unit is one character made, about a nanosecond and a byte or two
-BUDGET_PER_INPUT = 64  # so that a template may copy a long conversation often
+BUDGET_PER_INPUT = 128  # so that a template may go through a long conversation often
 STEP_COST = 16  # of a loop iteration
 CALL_COST = 256  # of a call or filter
+ITEM_COST = 48  # of an item that a filter looks at
 ELEMENT_COST = 8  # of an element in a container
 READS_PER_UNIT = 16  # characters looked at for the price of one made
 MAX_BITS = 4096  # of an integer product or power
@@ -64,17 +65,23 @@ class Budget:
         self.spend(1 + self.weigh(value) // READS_PER_UNIT)
         return value
 
-    def charge_loop(self, items: Iterable[Any]) -> Iterable[Any]:
+    def charge_loop(self, items: Iterable[Any], cost: int = STEP_COST) -> Iterable[Any]:
         """`items`, its iterations paid for: at once if their number is known, else one by one."""
         if isinstance(items, Sized):
-            self.spend(STEP_COST * len(items))
+            self.spend(cost * len(items))
             return items
-        return self._charge_steps(items)
+        return self._charge_steps(items, cost)
 
-    def _charge_steps(self, items: Iterable[Any]) -> Iterator[Any]:
+    def _charge_steps(self, items: Iterable[Any], cost: int) -> Iterator[Any]:
         for item in items:
-            self.spend(STEP_COST)
+            self.spend(cost)
             yield item
+
+    def charge_subject(self, name: str, subject: Any) -> Any:
+        """`subject`, to which the filter or test `name` is applied, its items paid for if it has some."""
+        if isinstance(subject, str | bytes) or name in _CONSTANT_TIME or not isinstance(subject, Iterable):
+            return subject
+        return self.charge_loop(subject, ITEM_COST) if isinstance(subject, Sized | Iterator) else subject
 
     def before_operator(self, operator: str, left: Any, right: Any) -> None:
         """Pay for, or refuse, `left operator right`, one of + * ** %."""
@@ -96,7 +103,9 @@ class Budget:
         `subject` is what a filter is applied to, or the owner of a method, or None.
         """
         arguments = [*args, *kwargs.values()]
-        read = sum(map(self.weigh, arguments)) + (0 if name in _CONSTANT_TIME else self.weigh(subject))
+        read = sum(map(self.weigh, arguments))
+        if isinstance(subject, str) or name not in _CONSTANT_TIME:
+            read += self.weigh(subject)
         self.spend(CALL_COST + read // READS_PER_UNIT)
         if name in _SIZED_BY_NUMBER:
             check_numbers(arguments)
@@ -140,7 +149,7 @@ def _replacements(subject: Any, args: Sequence[Any]) -> int:
     return subject.count(old) if old and isinstance(old, str | bytes) else len(subject) + 1
 
 
-_CONSTANT_TIME = frozenset({"length", "count", "first", "last", "default", "d"})
+_CONSTANT_TIME = frozenset({"length", "count", "first", "last", "default", "d", "defined", "undefined", "none"})
 
 _SIZED_BY_NUMBER = frozenset(
     {

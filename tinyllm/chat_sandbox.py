@@ -6,9 +6,10 @@ Template source and variables flow in, text flows out that knows which of its ch
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
+from threading import Lock
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes, pass_eval_context
@@ -29,7 +30,7 @@ class TemplateRefusalError(TemplateError):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """The environment of one template, which is compiled at once. Not for use by several threads at the same time.
+    """The environment of one template, which is compiled at once; it renders for one thread at a time.
 
     Raises what Jinja2 raises for a template that cannot be compiled.
     """
@@ -37,6 +38,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, source: str):
         self.literals: list[TracedText] = []
         self.budget = Budget()
+        self._rendering = Lock()
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
         self.filters.update(tojson=_tojson, join=_traced_join(self.filters["join"]))
         self.filters = {name: self._charged(name, function) for name, function in self.filters.items()}
@@ -50,12 +52,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         def strftime_now(form: str) -> str:
             return (now or datetime.now()).strftime(form)
 
-        self.budget = Budget(Budget().weigh(dict(variables)))
-        try:
-            context = self.template.new_context({**variables, "strftime_now": strftime_now})
-            return self.concat(self.template.root_render_func(context))
-        finally:
-            self.budget = Budget()  # lets go of the containers that were weighed
+        with self._rendering:
+            self.budget = Budget(Budget().weigh(dict(variables)))
+            try:
+                context = self.template.new_context({**variables, "strftime_now": strftime_now})
+                return self.concat(self.template.root_render_func(context))
+            finally:
+                self.budget = Budget()  # lets go of the containers that were weighed
 
     def concat(self, pieces: Iterable[str]) -> TracedText:
         pieces = list(pieces)
@@ -88,8 +91,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         @wraps(function)
         def charged(*args: Any, **kwargs: Any) -> Any:
             subject, *rest = args[passed:]
-            if isinstance(subject, Iterator):
-                subject = self.charge_loop(subject)
+            subject = self.budget.charge_subject(name, subject)
             self.budget.before_call(name, subject, rest, kwargs)
             return self.charge(function(*args[:passed], subject, *rest, **kwargs))
 
