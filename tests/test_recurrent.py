@@ -57,9 +57,19 @@ def panels(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(lanes.reshape(-1, 16, values.shape[1]).transpose(0, 2, 1))
 
 
+def launch(
+    team: Team, kernel: str, arguments: abi.Arguments, n_rows: np.ndarray, words: dict[str, int | float]
+) -> None:
+    """Run one kernel as a plan of its own."""
+    address = kernel_addresses([kernel])[kernel]
+    block = np.array(arguments.pack(n_rows=n_rows.ctypes.data, **words), np.int64)
+    op = np.zeros((1, abi.OP_BYTES // 8), np.int64)
+    op[0, :4] = address, address, block.ctypes.data, n_rows.ctypes.data
+    team.run(op)
+
+
 def run(case: Case, inputs: list[dict[str, np.ndarray]], steps: list, n_threads: int) -> list[np.ndarray]:
     """The outputs of each sequence. Every step reads one state of a sequence and writes another."""
-    address = kernel_addresses([case.kernel])[case.kernel]
     outputs: list[list[np.ndarray]] = [[] for _ in inputs]
     states = [aligned_zeros(case.state_bytes) for _ in inputs]
     done = [0] * len(inputs)
@@ -80,7 +90,6 @@ def run(case: Case, inputs: list[dict[str, np.ndarray]], steps: list, n_threads:
         )
         counters = np.array([n_rows, len(step)], np.int64)
         words = {
-            "n_rows": counters.ctypes.data,
             "runs": runs.ctypes.data,
             "n_runs": counters.ctypes.data + 8,
             "state": 0,
@@ -91,8 +100,7 @@ def run(case: Case, inputs: list[dict[str, np.ndarray]], steps: list, n_threads:
         words |= {k: v.ctypes.data for k, v in arrays.items()}
         words |= {stride: arrays[k].strides[0] for stride, k in case.strides.items()}
         words = {k: v for k, v in words.items() if k in case.arguments.names}
-        block = np.array(case.arguments.pack(**words), np.int64)
-        team.run(np.array([[address, address, block.ctypes.data, counters.ctypes.data]], np.int64))
+        launch(team, case.kernel, case.arguments, counters, words)
         assert not y[:, case.n_out :].any(), "padding was written"
         for start, (s, rows) in zip(starts[:-1], step, strict=True):
             outputs[s].append(y[start : start + rows, : case.n_out].copy())
@@ -285,13 +293,11 @@ def test_sigmoid_gate_takes_the_gate_that_lies_beside_each_head() -> None:
     expected = x[:, : n_heads * dim] * reference.sigmoid(gates.astype(np.float64)).reshape(N_ROWS, -1)
     n_rows = np.array([N_ROWS], np.int64)
     words = {
-        "n_rows": n_rows.ctypes.data, "n": dim, "segments": n_heads, "x": x.ctypes.data, "x_stride": x.strides[0],
+        "n": dim, "segments": n_heads, "x": x.ctypes.data, "x_stride": x.strides[0],
         "gate": query_gate.ctypes.data + 4 * dim, "gate_stride": query_gate.strides[0], "gate_segment": 8 * dim,
     }  # fmt: skip
-    block = np.array(abi.SIGMOID_GATE.pack(**words), np.int64)
-    address = kernel_addresses(["gating.sigmoid_gate"])["gating.sigmoid_gate"]
     team = Team(2)
-    team.run(np.array([[address, address, block.ctypes.data, n_rows.ctypes.data]], np.int64))
+    launch(team, "gating.sigmoid_gate", abi.SIGMOID_GATE, n_rows, words)
     team.close()
     assert np.allclose(x[:, : n_heads * dim], expected, rtol=1e-6, atol=0)
     assert not x[:, n_heads * dim :].any()
