@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .buffers import Buffer, aligned_zeros, padded
 from .config import LayerConfig, ModelConfig
 from .kernels import abi
 from .kernels.formats import PANEL_ROWS
 from .kv_cache import KVCache
-from .plan import Buffer, Plan, aligned_zeros, padded
+from .plan import Plan
 from .step import StepInputs
 from .weights import Vector, Weights, vector_of
 
@@ -300,7 +301,7 @@ class LatentAttention:
         latent, n_heads = self.latent, self.layer.n_heads
         n_outputs = latent.n_plain + latent.v_dim
         values = weights.floats(name, n_heads * n_outputs, latent.kv_rank).reshape(n_heads, n_outputs, latent.kv_rank)
-        kept_as = "F32" if weights.file.tensors[name].type.name in ("F32", "BF16") else "F16"
+        kept_as = "F32" if weights.type_name(name) in ("F32", "BF16") else "F16"
         k_b = np.swapaxes(values[:, : latent.n_plain], 1, 2)
         return (
             weights.stacked_floats(name, k_b, kept_as, "k_b"),

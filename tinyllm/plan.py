@@ -7,98 +7,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .buffers import Buffer, aligned_zeros
 from .kernels import abi
 from .kernels.formats import PANEL_ROWS
 from .kernels.jit import kernel_addresses
 from .weights import Fused, Matrix, Vector
 
-
-def padded(n: int) -> int:
-    """Floats of a row of n: whole records."""
-    return -(-n // 32) * 32
-
-
-def aligned_zeros(n_bytes: int, alignment: int = 64) -> np.ndarray:
-    """Zeroed bytes, committed by the system as they are touched."""
-    memory = np.zeros(n_bytes + alignment, np.uint8)
-    start = -memory.ctypes.data % alignment
-    return memory[start : start + n_bytes]
-
-
-@dataclass(eq=False)
-class Buffer:
-    """A named matrix of activations: float32 [max_rows, stride], its first `width` columns in use, zeros behind.
-
-    `records` holds the same values quantized to int8 in blocks of 32 (`abi.RECORD`), where a consumer wants them.
-    """
-
-    name: str
-    width: int
-    max_rows: int
-    column: int = 0
-    base: Buffer | None = None
-    _wants_records: bool = False
-    _memory: np.ndarray | None = field(default=None, repr=False)
-    _records: np.ndarray | None = field(default=None, repr=False)
-
-    def __post_init__(self):
-        if self.base is None:
-            self._memory = aligned_zeros(self.max_rows * self.stride)
-
-    @property
-    def root(self) -> Buffer:
-        return self.base or self
-
-    @property
-    def root(self) -> Buffer:
-        """The buffer whose memory this is."""
-        return self.base or self
-
-    @property
-    def stride(self) -> int:
-        """Bytes from row to row."""
-        return self.base.stride if self.base else padded(self.width) * 4
-
-    @property
-    def address(self) -> int:
-        return self.root._memory.ctypes.data + 4 * self.column
-
-    @property
-    def wants_records(self) -> bool:
-        return self.root._wants_records
-
-    @wants_records.setter
-    def wants_records(self, wanted: bool) -> None:
-        self.root._wants_records = wanted
-
-    @property
-    def records(self) -> int:
-        """Address of the records; only columns that begin at a multiple of 32 have some."""
-        root = self.root
-        if root._records is None:
-            root._records = aligned_zeros(root.max_rows * root.records_stride)
-        if self.column % 32:
-            raise ValueError(f"columns of {self.name} begin within a record")
-        return root._records.ctypes.data + self.column // 32 * abi.RECORD
-
-    @property
-    def records_stride(self) -> int:
-        return self.root.stride // 128 * abi.RECORD
-
-    def columns(self, start: int, width: int, name: str) -> Buffer:
-        """A view of some columns."""
-        return Buffer(name, width, self.max_rows, column=self.column + start, base=self.root)
-
-    @property
-    def array(self) -> np.ndarray:
-        """float32 [max_rows, width], a view of the live memory."""
-        rows = self.root._memory.view(np.float32).reshape(self.max_rows, -1)
-        return rows[:, self.column : self.column + self.width]
+if TYPE_CHECKING:
+    from .blocks_moe import ExpertChoice
 
 
 @dataclass(eq=False)
@@ -131,34 +52,6 @@ class Blocks:
     count: int
     values: dict[str, Any]
     steps: dict[str, int]
-
-
-class ExpertChoice:
-    """Which experts the rows of a step chose: memory that kernels fill (see `moe.py`); the fields are addresses.
-
-    Per row and choice: `ids` int64, `weights` float32, `places`: its pair's number. Per pair: `pair_rows` int64,
-    `pair_weights` float32. Per expert: `counts` and `firsts` of its pairs. `active` lists the `n_active` chosen experts.
-    """
-
-    def __init__(self, plan: Plan, n_experts: int, n_used: int):
-        n_pairs = plan.max_rows * n_used
-        sizes = {
-            "ids": n_pairs,
-            "weights": n_pairs,
-            "places": n_pairs,
-            "pair_rows": n_pairs,
-            "pair_weights": n_pairs,
-            "counts": n_experts,
-            "firsts": n_experts,
-            "active": n_experts,
-            "n_active": 1,
-            "n_pairs": 1,
-        }
-        self.n_used = n_used
-        self._memory = {name: aligned_zeros(8 * size) for name, size in sizes.items()}
-
-    def __getattr__(self, name: str) -> int:
-        return self._memory[name].ctypes.data
 
 
 class Plan:
@@ -398,6 +291,36 @@ class Plan:
             **_records(x),
         )
         op.source = x
+
+    def split(self, stage: str, x: Buffer, parts: Buffer, rows: int) -> None:
+        """Records of x at twice the precision, as two rows each of `parts`."""
+        self.add(
+            stage,
+            "elementwise.split",
+            abi.SPLIT,
+            None,
+            rows,
+            n=x.width,
+            x=x.address,
+            x_stride=x.stride,
+            records=parts.records,
+            records_stride=parts.records_stride,
+        )
+
+    def join(self, stage: str, parts: Buffer, y: Buffer, rows: int) -> None:
+        """y[i] = parts[2i] + parts[2i + 1], for products of what was split."""
+        self.add(
+            stage,
+            "elementwise.join",
+            abi.JOIN,
+            y,
+            rows,
+            n=y.width,
+            x=parts.address,
+            x_stride=parts.stride,
+            y=y.address,
+            y_stride=y.stride,
+        )
 
     def gather(self, stage: str, x: Buffer, index: int, y: Buffer, rows: int | None = None) -> None:
         """y[i] = x[index[i]]; `index` is the address of int64 row numbers."""

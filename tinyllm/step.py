@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .buffers import aligned_zeros
 from .config import ModelConfig
 from .kernels import abi
-from .plan import Plan, aligned_zeros
+from .plan import Plan
 
 
 class Run(NamedTuple):

@@ -13,12 +13,14 @@ import numpy as np
 
 from . import blocks_attention, blocks_recurrent
 from .blocks_attention import AttentionWorkspace, Norm
-from .blocks_ffn import Experts, FeedForward
+from .blocks_ffn import FeedForward
+from .blocks_moe import Experts
+from .buffers import Buffer
 from .config import ModelConfig
 from .kernels.dequantize import decode
 from .kernels import abi
 from .kv_cache import KVCache
-from .plan import Buffer, Op, Plan
+from .plan import Op, Plan
 from .step import StepInputs
 from .weights import Matrix, Weights
 

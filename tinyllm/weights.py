@@ -135,6 +135,11 @@ class Weights:
         tensor = self.file.tensors.get(name)
         return tensor.shape if tensor else ()
 
+    def type_name(self, name: str) -> str:
+        """The type of a tensor, "" if the file has none of this name."""
+        tensor = self.file.tensors.get(name)
+        return tensor.type.name if tensor else ""
+
     def tensor(self, name: str, *shape: int) -> TensorInfo:
         """The tensor of this name, whose shape (numpy order) must be as given.
 

@@ -64,6 +64,12 @@ QUANTIZE = Arguments("n x x_stride records records_stride")
 # y = act(gate) * up, and optionally its records; gate and up are column offsets of x.
 GATED = Arguments("n gate up x_stride y y_stride records records_stride")
 
+# Records of each row of x in two rows: of its values, and of what rounding them left over.
+SPLIT = Arguments("n x x_stride records records_stride")
+
+# y[i] = x[2i] + x[2i + 1]
+JOIN = Arguments("n x x_stride y y_stride")
+
 # x = x limited to ±limit.
 LIMIT = Arguments("n limit x x_stride")
 
@@ -78,7 +84,8 @@ ROUTE = Arguments("n_experts n_used n_groups n_groups_used scores scores_stride 
                   " normalise scale")
 
 # Rows sorted by expert: pairs of (row, choice) with the same expert become neighbours.
-GROUP = Arguments("n_experts n_used ids counts firsts active n_active n_pairs pair_rows pair_weights weights places")
+# A pair is `parts` rows of the products' activations.
+GROUP = Arguments("n_experts n_used parts ids counts firsts active n_active n_pairs pair_rows pair_weights weights places")
 
 # y (+)= scale · (Σ weight · z[place] + shared · sigmoid(gate))
 COMBINE = Arguments("n n_used places weights z z_stride shared shared_stride gate gate_stride y y_stride accumulate scale")

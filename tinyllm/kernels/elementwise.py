@@ -14,6 +14,7 @@ from .abi import (
     COPY_HEADS,
     GATED,
     GATHER,
+    JOIN,
     LIMIT,
     NORM,
     QUANTIZE,
@@ -22,6 +23,7 @@ from .abi import (
     RECORD_SCALE,
     RECORD_SUM,
     RECORD_SUMS,
+    SPLIT,
 )
 from .dot import negative_sums
 from .simd import (
@@ -34,6 +36,7 @@ from .simd import (
     load_f32,
     load_f32x16,
     load_first,
+    load_i8x16,
     load_i64,
     max_lanes,
     maximum,
@@ -120,6 +123,47 @@ def quantize(args, thread, n_threads):
             record = records + row * records_stride
             for i in range(start, min(start + SEGMENT, n), 32):
                 quantize_block(load_f32x16(at + 4 * i), load_f32x16(at + 4 * i + 64), record + 2 * i)
+
+
+def split(args, thread, n_threads):
+    """Records of float32 rows at twice the precision: row i as rows 2i, rounded, and 2i + 1, what rounding left over."""
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    n = load_i64(args + static(A.n))
+    x = load_i64(args + static(A.x))
+    x_stride = load_i64(args + static(A.x_stride))
+    records = load_i64(args + static(A.records))
+    records_stride = load_i64(args + static(A.records_stride))
+    while True:
+        row = atomic_add(args, 1)
+        if row >= n_rows:
+            break
+        at = x + row * x_stride
+        record = records + 2 * row * records_stride
+        for i in range(0, n, 32):
+            low, high = load_f32x16(at + 4 * i), load_f32x16(at + 4 * i + 64)
+            quantize_block(low, high, record)
+            scale = splat_f32(-load_f32(record + RECORD_SCALE))
+            rest_low = fma(load_i8x16(record), scale, low)
+            rest_high = fma(load_i8x16(record + 16), scale, high)
+            quantize_block(rest_low, rest_high, record + records_stride)
+            record += RECORD
+
+
+def join(args, thread, n_threads):
+    """y[i] = x[2i] + x[2i + 1]: a product of rows that were split."""
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    n = load_i64(args + static(A.n))
+    x = load_i64(args + static(A.x))
+    x_stride = load_i64(args + static(A.x_stride))
+    y = load_i64(args + static(A.y))
+    y_stride = load_i64(args + static(A.y_stride))
+    while True:
+        row = atomic_add(args, 1)
+        if row >= n_rows:
+            break
+        first = x + 2 * row * x_stride
+        for i in range(0, n, 16):
+            store_part(y + row * y_stride, i, n, add(load_part(first, i, n), load_part(first + x_stride, i, n)))
 
 
 def norm(args, thread, n_threads):
@@ -352,10 +396,12 @@ KERNELS = {
     "copy_heads": lambda: specialize(copy_heads, A=COPY_HEADS),
     "gather": lambda: specialize(gather, A=GATHER),
     "gated": lambda activation: build_activation(activation, True),
+    "join": lambda: specialize(join, A=JOIN),
     "limit": lambda kind: specialize(limit, A=LIMIT, within=cap if kind == "cap" else clamp),
     "norm": lambda kind: specialize(norm, A=NORM, CENTRED=kind == "layer", PRIVATE=False),
     "norm_private": lambda kind: specialize(norm, A=NORM, CENTRED=kind == "layer", PRIVATE=True),
     "plain": lambda activation: build_activation(activation, False),
     "quantize": lambda: specialize(quantize, A=QUANTIZE, PRIVATE=False),
     "quantize_private": lambda: specialize(quantize, A=QUANTIZE, PRIVATE=True),
+    "split": lambda: specialize(split, A=SPLIT),
 }

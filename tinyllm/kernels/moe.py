@@ -172,6 +172,7 @@ def group(args, thread, n_threads):
     pair_rows = load_i64(args + static(A.pair_rows))
     pair_weights = load_i64(args + static(A.pair_weights))
     places = load_i64(args + static(A.places))
+    parts = load_i64(args + static(A.parts))
     n_pairs = load_i64(load_i64(args + static(A.n_rows))) * n_used
     for expert in range(n_experts):
         store_i64(counts + 8 * expert, 0)
@@ -195,7 +196,10 @@ def group(args, thread, n_threads):
         store_i64(pair_rows + 8 * place, pair // n_used)
         store_f32(pair_weights + 4 * place, load_f32(weights + 4 * pair))
     for expert in range(n_experts):
-        store_i64(firsts + 8 * expert, load_i64(firsts + 8 * expert) - load_i64(counts + 8 * expert))
+        # The first place was counted up to the end; from here on both are in rows.
+        count = load_i64(counts + 8 * expert)
+        store_i64(firsts + 8 * expert, (load_i64(firsts + 8 * expert) - count) * parts)
+        store_i64(counts + 8 * expert, count * parts)
     store_i64(load_i64(args + static(A.n_active)), n_active)
     store_i64(load_i64(args + static(A.n_pairs)), n_pairs)
 

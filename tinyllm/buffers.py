@@ -1,0 +1,87 @@
+"""Memory for the activations of a step: a name and a width go in, out come rows that kernels address."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .kernels import abi
+
+
+def padded(n: int) -> int:
+    """Floats of a row of n: whole records."""
+    return -(-n // 32) * 32
+
+
+def aligned_zeros(n_bytes: int, alignment: int = 64) -> np.ndarray:
+    """Zeroed bytes, committed by the system as they are touched."""
+    memory = np.zeros(n_bytes + alignment, np.uint8)
+    start = -memory.ctypes.data % alignment
+    return memory[start : start + n_bytes]
+
+
+@dataclass(eq=False)
+class Buffer:
+    """A named matrix of activations: float32 [max_rows, stride], its first `width` columns in use, zeros behind.
+
+    `records` holds the same values quantized to int8 in blocks of 32 (`abi.RECORD`), where a consumer wants them.
+    """
+
+    name: str
+    width: int
+    max_rows: int
+    column: int = 0
+    base: Buffer | None = None
+    _wants_records: bool = False
+    _memory: np.ndarray | None = field(default=None, repr=False)
+    _records: np.ndarray | None = field(default=None, repr=False)
+
+    def __post_init__(self):
+        if self.base is None:
+            self._memory = aligned_zeros(self.max_rows * self.stride)
+
+    @property
+    def root(self) -> Buffer:
+        return self.base or self
+
+    @property
+    def stride(self) -> int:
+        """Bytes from row to row."""
+        return self.base.stride if self.base else padded(self.width) * 4
+
+    @property
+    def address(self) -> int:
+        return self.root._memory.ctypes.data + 4 * self.column
+
+    @property
+    def wants_records(self) -> bool:
+        return self.root._wants_records
+
+    @wants_records.setter
+    def wants_records(self, wanted: bool) -> None:
+        self.root._wants_records = wanted
+
+    @property
+    def records(self) -> int:
+        """Address of the records; only columns that begin at a multiple of 32 have some."""
+        root = self.root
+        if root._records is None:
+            root._records = aligned_zeros(root.max_rows * root.records_stride)
+        if self.column % 32:
+            raise ValueError(f"columns of {self.name} begin within a record")
+        return root._records.ctypes.data + self.column // 32 * abi.RECORD
+
+    @property
+    def records_stride(self) -> int:
+        return self.root.stride // 128 * abi.RECORD
+
+    def columns(self, start: int, width: int, name: str) -> Buffer:
+        """A view of some columns."""
+        return Buffer(name, width, self.max_rows, column=self.column + start, base=self.root)
+
+    @property
+    def array(self) -> np.ndarray:
+        """float32 [max_rows, width], a view of the live memory."""
+        rows = self.root._memory.view(np.float32).reshape(self.max_rows, -1)
+        return rows[:, self.column : self.column + self.width]
