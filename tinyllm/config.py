@@ -75,6 +75,7 @@ _NEOX = Traits(pairing="halves")
 _GPT = Traits(pairing="halves", norm="layer", activation="gelu")
 _GRANITE = Traits(divides_logits=True, rotation_switch="rope.scaling.finetuned")
 _GEMMA3 = Traits(pairing="halves", activation="gelu", embedding_scale=None, window_period=6, window_rope_base=10000.0)
+_QWEN35 = Traits(pairing="halves", gated_attention=True)
 
 ARCHITECTURES: dict[str, Traits] = {
     "llama": _LLAMA,
@@ -113,6 +114,7 @@ ARCHITECTURES: dict[str, Traits] = {
     "hunyuan-dense": Traits(pairing="halves", head_norm_after_rope=True),
     "internlm2": _LLAMA,
     "lfm2": _NEOX,
+    "lfm2moe": _NEOX,
     "llama4": Traits(
         unrotated_period=4,
         head_norm_weightless=True,
@@ -135,9 +137,10 @@ ARCHITECTURES: dict[str, Traits] = {
     "qwen2": _NEOX,
     "qwen2moe": Traits(pairing="halves", normalises_weights=False),
     "qwen3": _NEOX,
-    "qwen35": Traits(pairing="halves", gated_attention=True),
+    "qwen35": _QWEN35,
+    "qwen35moe": _QWEN35,
     "qwen3moe": _NEOX,
-    "qwen3next": Traits(pairing="halves", gated_attention=True, keys_in_groups=True),
+    "qwen3next": replace(_QWEN35, keys_in_groups=True),
     "seed_oss": _NEOX,
     "smollm3": Traits(unrotated_period=4),
     "stablelm": Traits(pairing="halves", norm="layer"),
