@@ -1,6 +1,6 @@
 """Recurrent layers and their networks in float64 NumPy, row by row: what kernels and models are held to.
 
-Arrays are [rows, …]; a GGUF file goes into `logits`, which knows the six architectures with recurrent layers.
+Arrays are [rows, …]; a GGUF file goes into `Reference`, which knows the architectures with recurrent layers.
 """
 
 from __future__ import annotations
@@ -220,13 +220,18 @@ class Reference:
         return (silu(h @ gate.T) * (h @ up.T)) @ down.T
 
     def experts(self, prefix: str, h: np.ndarray) -> np.ndarray:
-        """The best experts by softmax, their weights renormalised, beside a shared expert with a sigmoid gate."""
+        """The best experts, their weights renormalised, beside a shared expert with a sigmoid gate if there is one."""
         scores = h @ self(prefix + "ffn_gate_inp.weight").T
-        chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.integer("expert_used_count")]
-        weights = np.exp(np.take_along_axis(scores, chosen, -1))
+        scores = sigmoid(scores) if self.get("expert_gating_func") == 2 else np.exp(scores)
+        biased = prefix + "exp_probs_b.bias" in self.file.tensors
+        choice = scores + self(prefix + "exp_probs_b.bias") if biased else scores
+        chosen = np.argsort(-choice, axis=-1, kind="stable")[:, : self.integer("expert_used_count")]
+        weights = np.take_along_axis(scores, chosen, -1)
         weights /= weights.sum(-1, keepdims=True)
         gates, ups, downs = (self(f"{prefix}ffn_{name}_exps.weight") for name in ("gate", "up", "down"))
-        out = self.swiglu(prefix, h, "_shexp") * sigmoid(h @ self(prefix + "ffn_gate_inp_shexp.weight"))[:, None]
+        out = np.zeros_like(h)
+        if prefix + "ffn_gate_inp_shexp.weight" in self.file.tensors:
+            out += self.swiglu(prefix, h, "_shexp") * sigmoid(h @ self(prefix + "ffn_gate_inp_shexp.weight"))[:, None]
         for t, (row, experts) in enumerate(zip(h, chosen, strict=True)):
             for e, weight in zip(experts, weights[t], strict=True):
                 out[t] += weight * (downs[e] @ (silu(gates[e] @ row) * (ups[e] @ row)))
