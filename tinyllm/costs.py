@@ -124,6 +124,11 @@ def _in_place(ops_per_value: int) -> Formula:
     return work
 
 
+def _embed(op: Op, n_rows: int, shape: StepShape) -> Work:
+    row_bytes = op.values["row_bytes"]
+    return Work(n_rows * (row_bytes + op.values["x_stride"]), f32_ops=n_rows * op.values["x_stride"] / _FLOAT)
+
+
 def _copy_heads(op: Op, n_rows: int, shape: StepShape) -> Work:
     return Work(n_rows * op.values["n"] * op.values["n_heads"] * 2 * _FLOAT)
 
@@ -205,6 +210,7 @@ FORMULAS: dict[int, Formula] = {
         (abi.GATED, _gated),
         (abi.LIMIT, _in_place(_EXP + 5)),
         (abi.WEIGH, _in_place(1)),
+        (abi.EMBED, _embed),
         (abi.GATHER, _in_place(0)),
         (abi.COPY_HEADS, _copy_heads),
         (abi.ROUTE, _route),

@@ -161,11 +161,12 @@ class Model:
         Raises KeyboardInterrupt if Ctrl-C came during a long step.
         """
         network = self.network
-        tokens = [token for run in runs for token in run.tokens]
-        n = len(tokens)
         positions = network.inputs.fill(runs, out, network.attention.block_tokens)
+        n = len(positions)
         network.plan.set_rows(n, len(out))
-        network.x.array[:n] = network.weights.embedding.rows(tokens, positions)
+        if not network.weights.embedding.by_kernel:
+            tokens = [token for run in runs for token in run.tokens]
+            network.x.array[:n] = network.weights.embedding.rows(tokens, positions)
         table = network.hidden_table if hidden else network.plan.table
         if n > _INTERRUPTIBLE_ROWS and threading.current_thread() is threading.main_thread():
             self.team.run_interruptible(table)

@@ -51,6 +51,7 @@ class StepInputs:
             self.runs[index] = (row, n, *states)
             self.rows[row : row + n, abi.ROW_POSITION // 8] = range(position, position + n)
             self.rows[row : row + n, abi.ROW_PAGES // 8] = pages
+            self.rows[row : row + n, abi.ROW_TOKEN // 8] = tokens
             for start in range(0, n, block_tokens):
                 size = min(block_tokens, n - start)
                 self.blocks[block] = (row + start, size, position + start, position + n, pages)

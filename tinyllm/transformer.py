@@ -17,8 +17,10 @@ from .blocks_ffn import FeedForward
 from .blocks_moe import Experts
 from .buffers import Buffer
 from .config import ModelConfig
-from .kernels.dequantize import decode
+from .ggml_types import BLOCK_SIZES
 from .kernels import abi
+from .kernels.dequantize import decode
+from .kernels.formats import EMBEDDED_BY_KERNEL
 from .kv_cache import KVCache
 from .plan import Op, Plan
 from .step import StepInputs
@@ -100,6 +102,33 @@ class Embedding:
         self.norm = None
         if _output_norm(config, weights) != "token_embd_norm":
             self.norm = Norm.load(weights, "token_embd_norm", n_embd)
+
+        values = max(16, BLOCK_SIZES[self.tokens.type][0])
+        # Usually a kernel reads the rows; the other cases are filled in by `rows` before the step.
+        self.by_kernel = (
+            self.tokens.type.name in EMBEDDED_BY_KERNEL
+            and n_embd % values == 0
+            and self.positions is None
+            and self.type is None
+            and self.norm is None
+        )
+        self._n_blocks = n_embd // values
+        self._table = self.tokens.data
+
+    def record(self, plan: Plan, inputs: StepInputs, x: Buffer) -> None:
+        """x = scale · table[token]."""
+        plan.add(
+            "embed",
+            f"embed.embed:{self.tokens.type.name}",
+            abi.EMBED,
+            row_table=inputs.rows.ctypes.data,
+            table=self._table.ctypes.data,
+            row_bytes=self.tokens.row_bytes,
+            n_blocks=self._n_blocks,
+            x=x.address,
+            x_stride=x.stride,
+            scale=float(self.scale),
+        )
 
     def rows(self, tokens: list[int], positions: np.ndarray) -> np.ndarray:
         """float32 [n, n_embd], before the norm."""
@@ -194,6 +223,8 @@ def record(config: ModelConfig, weights: ModelWeights, cache: KVCache, max_rows:
             half.record(plan, *workspace, source, result)
             normed(stage, post_norm, result, x, **onto)
 
+    if weights.embedding.by_kernel:
+        weights.embedding.record(plan, inputs, x)
     if weights.embedding.norm is not None:
         normed("embed", weights.embedding.norm, x, x)
     for index, layer in enumerate(weights.layers):

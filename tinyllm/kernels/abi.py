@@ -134,8 +134,11 @@ SIGMOID_GATE = Arguments("n segments x x_stride gate gate_stride gate_segment")
 # Words of a run, the rows of one sequence in a step: first row, rows, addresses of the state before and behind them.
 RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, RUN_BYTES = 0, 8, 16, 24, 32
 
-# Words of a row of the step: position, and address of its sequence's page table.
-ROW_POSITION, ROW_PAGES, ROW_BYTES = 0, 8, 16
+# x = scale · table[token], from the file's blocks.
+EMBED = Arguments("row_table table row_bytes n_blocks x x_stride scale")
+
+# Words of a row of the step: position, address of its sequence's page table, token.
+ROW_POSITION, ROW_PAGES, ROW_TOKEN, ROW_BYTES = 0, 8, 16, 24
 # Words of a block of rows of one sequence: first row, rows, first position, length of the sequence, page table.
 BLOCK_FIRST, BLOCK_ROWS, BLOCK_POSITION, BLOCK_LENGTH, BLOCK_PAGES, BLOCK_BYTES = 0, 8, 16, 24, 32, 40
 

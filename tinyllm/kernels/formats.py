@@ -13,6 +13,8 @@ from ..errors import UnsupportedModelError
 from .dequantize import BLOCK_FORMATS
 
 PANEL_ROWS = 16
+# File formats whose embedding rows a kernel decodes (see `embed.py`).
+EMBEDDED_BY_KERNEL = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K")
 BLOCK = 32
 
 SCALE_BYTES = {"f32": 4, "f16": 2, "e8m0": 1, "ue4m3": 1}

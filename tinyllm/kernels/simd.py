@@ -348,6 +348,19 @@ def swap_neighbours(builder, v):
     return builder.shuffle_vector(v, ir.Constant(v.type, ir.Undefined), order)
 
 
+@operation(types.float32, address)
+def load_f16(builder, where):
+    """One half-precision value as float32."""
+    bits = splat_ir(builder, load_ir(builder, where, _I16), 16)
+    return builder.extract_element(_from_half_bits(builder, bits), _I32(0))
+
+
+@operation(i32x16, address)
+def load_bytes_i32(builder, where):
+    """16 unsigned bytes, one in each lane."""
+    return builder.zext(load_ir(builder, where, ir.VectorType(_I8, 16)), i32x16.ir)
+
+
 @operation(f32x16, address)
 def load_bf16x16(builder, where):
     """16 bfloat16 values as float32."""
@@ -460,6 +473,28 @@ def add_i32(builder, a, b):
 @operation(i32x16, i32x16, types.int64)
 def shift_left_i32(builder, v, bits):
     return builder.shl(v, splat_ir(builder, builder.trunc(bits, _I32), 16))
+
+
+@operation(i32x16, i32x16, types.int64)
+def shift_right_i32(builder, v, bits):
+    """Zeros come in from the left."""
+    return builder.lshr(v, splat_ir(builder, builder.trunc(bits, _I32), 16))
+
+
+@operation(i32x16, i32x16, i32x16)
+def shift_right_each_i32(builder, v, bits):
+    """Each lane by its own number of bits."""
+    return builder.lshr(v, bits)
+
+
+@operation(i32x16, i32x16, types.int64)
+def and_i32(builder, v, mask):
+    return builder.and_(v, splat_ir(builder, builder.trunc(mask, _I32), 16))
+
+
+@operation(i32x16, i32x16, i32x16)
+def or_i32(builder, a, b):
+    return builder.or_(a, b)
 
 
 @operation(f32x16, i32x16)
