@@ -7,6 +7,7 @@ convolution are called taps.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from .recurrent import RecurrentConfig, whole_panels
 from .weights import Vector, Weights, vector_of
 
 
-class _Recurrent:
+class _Recurrent(ABC):
     """What the mixers have in common: where a layer's state lies, and the convolution."""
 
     def __init__(self, config: ModelConfig, index: int, weights: Weights, prefix: str):
@@ -27,9 +28,9 @@ class _Recurrent:
         self.index, self.norm_eps = index, config.norm_eps
         self.load(weights, prefix, config.n_embd)
 
+    @abstractmethod
     def load(self, weights: Weights, prefix: str, n_embd: int) -> None:
         """Ask for the tensors."""
-        raise NotImplementedError
 
     def load_taps(self, weights: Weights, name: str) -> None:
         """Taps [channels, kernel] as [kernel][channels], padded to whole panels; and their bias, if there is one."""
@@ -234,7 +235,7 @@ class Mamba2(_Recurrent):
 
 
 class DeltaNet(_Recurrent):
-    """Qwen3-Next and Qwen3.5: q, k and v through a convolution; the gated delta rule by heads of values; a gated norm."""
+    """Qwen3-Next, Qwen3.5: q, k and v through a convolution; the gated delta rule by heads of values; a gated norm."""
 
     def load(self, weights: Weights, prefix: str, n_embd: int) -> None:
         sizes = self.sizes
