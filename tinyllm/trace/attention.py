@@ -84,7 +84,7 @@ class AttentionReader:
     def __init__(self, model: Model, sequence: Sequence, n_tokens: int):
         self.model, self.sequence = model, sequence
         n_heads = sum(layer.n_heads for layer in model.config.layers)
-        self.max_queries = max(1, MAP_BYTES // (4 * n_heads * max(1, n_tokens)))
+        self.max_queries = max(1, MAP_BYTES // (4 * max(1, n_heads) * max(1, n_tokens)))
         self.readable = model.kv_type in _ELEMENTS
         self._ops: dict[int, Op] = {}
         self._pieces: dict[int, list[tuple[int, np.ndarray, np.ndarray | None]]] = {}
@@ -190,11 +190,11 @@ class AttentionReader:
         values = self._cached(op, n)[1]
         group = a["n_heads"] // a["n_kv_heads"]
         norms = np.empty((a["n_heads"], n), np.float32)
-        for head in range(a["n_heads"]):
-            columns = output[:, head * a["v_dim"] : (head + 1) * a["v_dim"]]
-            gram = columns.T @ columns
-            v = values[head // group]
-            norms[head] = np.sqrt(np.maximum(np.einsum("td,td->t", v @ gram, v), 0))
+        # One product for all heads that share values: [n, v_dim] x [v_dim, group · n_embd].
+        by_head = output.reshape(-1, a["n_kv_heads"], group, a["v_dim"]).transpose(1, 3, 2, 0)
+        for kv_head, v in enumerate(values):
+            added = (v @ by_head[kv_head].reshape(a["v_dim"], -1)).reshape(n, group, -1)
+            norms[kv_head * group : (kv_head + 1) * group] = np.sqrt(np.einsum("tge,tge->gt", added, added))
         return norms
 
 

@@ -183,7 +183,7 @@ class _Reader:
         final = weights[-1] / total[-1]
         entropy = log_total - np.einsum("ij,ij->i", weights, shifted) / total
         # KL(final ‖ state) = Σ p (log p − log q), and log q = shifted − log_total.
-        cross = log_total - shifted @ final
+        cross = log_total - np.einsum("ij,j->i", shifted, final)
         best = np.stack([largest(row, N_TOP) for row in logits])
         if t not in self.chosen:
             lens.answer[t] = best[-1, 0]

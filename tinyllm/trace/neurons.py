@@ -46,26 +46,27 @@ class Neurons:
 
 def strongest(model: Model, head: OutputHead, activations: dict[int, np.ndarray]) -> dict[int, list[Neurons]]:
     """For each layer with activations (float32 [n_positions, n_ff]) the strongest neurons of each position."""
-    found: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]] = {}
+    found: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
     written: list[np.ndarray] = []
     for layer, rows in activations.items():
         tensor = model.file.tensors.get(f"blk.{layer}.ffn_down.weight")
         if tensor is None or tensor.shape != (model.config.n_embd, rows.shape[1]):
             continue
-        for act in rows:
-            candidates = largest(np.abs(act), _CANDIDATES)
-            vectors = _columns(tensor, candidates)
-            strength = np.abs(act[candidates]) * np.linalg.norm(vectors, axis=0)
-            best = np.argsort(-strength)[:N_NEURONS]
-            index = candidates[best]
-            found.setdefault(layer, []).append((index, act[index], strength[best], np.sign(act[index])))
-            written += [vectors[:, i] * np.sign(act[candidates[i]]) for i in best]
+        candidates = [largest(np.abs(act), _CANDIDATES) for act in rows]
+        union, places = np.unique(np.concatenate(candidates), return_inverse=True)
+        vectors = _columns(tensor, union)
+        lengths = np.linalg.norm(vectors, axis=0)
         tensor.release()
+        for act, index, at in zip(rows, candidates, np.split(places, len(rows)), strict=True):
+            strength = np.abs(act[index]) * lengths[at]
+            best = np.argsort(-strength)[:N_NEURONS]
+            found.setdefault(layer, []).append((index[best], act[index[best]], strength[best]))
+            written += [vectors[:, at[i]] * np.sign(act[index[i]]) for i in best]
     promoted, suppressed = _readings(head, np.array(written, np.float32))
     result: dict[int, list[Neurons]] = {}
     at = 0
     for layer, positions in found.items():
-        for index, activation, strength, _ in positions:
+        for index, activation, strength in positions:
             rows = slice(at, at + len(index))
             at += len(index)
             result.setdefault(layer, []).append(Neurons(index, activation, strength, promoted[rows], suppressed[rows]))

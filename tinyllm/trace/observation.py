@@ -172,7 +172,7 @@ class Observation:
         rows.norm.append(np.sqrt(np.einsum("ij,ij->i", values, values)))
         rows.low.append(values.min(axis=1))
         rows.high.append(values.max(axis=1))
-        rows.histogram = np.histogram(values[-1], N_BINS)[0]
+        rows.histogram = _histogram(values[-1], rows.low[-1][-1], rows.high[-1][-1])
         rows.seconds += seconds
         if stage in self.keep:
             rows.kept.append(values.copy())
@@ -210,6 +210,13 @@ class Observation:
         carries = np.full((len(act), 2), -1)
         carries[-1] = carry
         self._neurons[layer].append((active, carries, top, np.take_along_axis(act, top, 1)))
+
+
+def _histogram(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    if not high > low:
+        return np.bincount([0], minlength=N_BINS) * len(values)
+    bins = ((values - low) * (N_BINS / (high - low))).astype(np.int64)
+    return np.bincount(np.clip(bins, 0, N_BINS - 1), minlength=N_BINS)
 
 
 _FFN_WRITES = {"ffn_down", "ffn_out", "resid_post"}

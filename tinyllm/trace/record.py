@@ -22,7 +22,7 @@ from tinyllm.trace.contributions import Contributions, contributions
 from tinyllm.trace.lens import Lens, OutputHead, read_lens
 from tinyllm.trace.neurons import NEIGHBOUR_LIMIT, Neurons, neighbours, strongest
 from tinyllm.trace.observation import STAGES, Observation, Router, StageRange
-from tinyllm.trace.tokens import TraceToken, describe_tokens
+from tinyllm.trace.tokens import TraceToken, describe_tokens, display
 
 if TYPE_CHECKING:
     from tinyllm.model import Model
@@ -271,7 +271,8 @@ class _Pieces(dict[int, TraceToken]):
         self._tokenizer = tokenizer
 
     def __missing__(self, token: int) -> TraceToken:
-        self[token] = describe_tokens(self._tokenizer, [token], [], None)[0]
+        data = self._tokenizer.token_bytes(token)
+        self[token] = TraceToken(token, display(data), data, self._tokenizer.is_control(token))
         return self[token]
 
 

@@ -37,6 +37,8 @@ class TraceToken:
 def display(data: bytes) -> str:
     """A token's bytes as one visible line: `·` space, `⏎` line break, `⟨e6⟩` bytes of an unfinished character."""
     text = data.decode("utf-8", "surrogateescape")
+    if text.isascii() and text.isprintable():
+        return text.replace(" ", "·")
     text = re.sub("[\udc80-\udcff]+", lambda m: f"⟨{' '.join(f'{ord(c) & 0xFF:02x}' for c in m[0])}⟩", text)
     return "".join(_visible(char) for char in text)
 

@@ -1,0 +1,308 @@
+"""One self-contained HTML page of a trace: texts as JSON, numbers packed, attention maps within a size that opens fast.
+
+The page needs no network and its policy forbids any. Prompts are hostile input: they enter as JSON and become text nodes.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import tinyllm
+from tinyllm.candidates import largest
+from tinyllm.trace.packing import MapCoding, code_maps, packed, thumbnails
+from tinyllm.trace.summary import check, funnel, layer_rows, neuron_ids, sentence
+
+if TYPE_CHECKING:
+    from tinyllm.trace.record import Trace
+
+LIMIT = 4_500_000
+"""Bytes of a page; richer maps are tried first, poorer ones when they do not fit."""
+N_WHAT_IF = 256
+_BINS = 64
+
+
+def write_page(trace: Trace, path: str | Path, command: str = "") -> None:
+    """Write the page; `command` is shown in its footer. Raises OSError."""
+    Path(path).write_text(page(trace, command), encoding="utf-8")
+
+
+def page(trace: Trace, command: str = "") -> str:
+    """The page as one HTML text."""
+    folder = files("tinyllm.trace")
+    template, style, script = (folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+    blocks = {name: packed(array) for name, array in _numbers(trace).items()}
+    room = LIMIT - len(template) - len(style) - len(script) - sum(map(len, blocks.values())) - 400_000
+    coding, maps = _fitting_maps(trace, room)
+    data = _texts(trace, command) | {"coding": coding.as_dict(), "shapes": _shapes(trace)}
+    parts = {
+        "style": style,
+        "title": _escaped(f"{trace.model_name}: a trace"),
+        "sentence": _escaped(sentence(trace)),
+        "token_rows": "".join(
+            f"<tr><td>{i}<td>{_escaped(token.text)}<td>{token.id}" for i, token in enumerate(trace.tokens)
+        ),
+        "data": _json(data),
+        "blocks": "".join(
+            f'<script type="application/octet-stream" id="{name}">{text}</script>\n'
+            for name, text in {**blocks, **maps}.items()
+        ),
+        "script": script,
+    }
+    pieces = template.split("{{")
+    return pieces[0] + "".join(parts[name] + rest for name, _, rest in (piece.partition("}}") for piece in pieces[1:]))
+
+
+def _fitting_maps(trace: Trace, room: int) -> tuple[MapCoding, dict[str, str]]:
+    """Attention maps in the richest coding that fits, by element id."""
+    present = [(i, layer) for i, layer in enumerate(trace.attention) if layer is not None]
+    n_values = sum(layer.n_heads for _, layer in present) * trace.n_tokens * (trace.n_tokens + 1) // 2
+    ladder = [
+        MapCoding(bits=6),
+        MapCoding(bits=4),
+        MapCoding(bits=4, least=0.004),
+        MapCoding(bits=4, top=8),
+        MapCoding(bits=4, top=8, every=2),
+        MapCoding(bits=4, top=8, every=2, last_queries=64),
+    ]
+    # Richer codings of many values would be thrown away after seconds of packing.
+    first = next((i for i, cost in enumerate((0.35, 0.22, 0.17)) if n_values * cost < room), 3)
+    for coding in ladder[first:]:
+        wanted = [(i, layer) for i, layer in present if (trace.n_layers - 1 - i) % coding.every == 0]
+        with ThreadPoolExecutor() as pool:
+            texts = pool.map(lambda item, coding=coding: packed(code_maps(item[1], coding)), wanted)
+            maps = {f"attn-{i}": text for (i, _), text in zip(wanted, texts, strict=True)}
+        if sum(map(len, maps.values())) <= room:
+            break
+    return coding, maps
+
+
+def _numbers(trace: Trace) -> dict[str, np.ndarray]:
+    """Arrays that the page reads, by element id; fractions are stored as whole numbers."""
+    lens = trace.lens
+    found = {
+        "lens-ids": lens.top_ids,
+        "lens-probs": _fixed(lens.top_probs, 65535),
+        "lens-ranks": lens.ranks,
+        "lens-answer": _fixed(lens.answer_probs, 65535),
+        "lens-entropy": _fixed(lens.entropy, 2000),
+        "lens-kl": _fixed(lens.kl, 1000),
+        "norms": trace.norms.astype(np.float32),
+        "writes": trace.write_norms.astype(np.float32),
+    }
+    if present := [layer for layer in trace.attention if layer is not None]:
+        found["thumbs"] = np.concatenate([thumbnails(layer).ravel() for layer in present])
+        if all(layer.value_norms is not None for layer in present):
+            norms = [layer.value_norms / max(1e-30, float(layer.value_norms.max())) for layer in present]
+            found["value-norms"] = np.concatenate([_fixed(v, 65535).ravel() for v in norms])
+        # Queries that chose a token are kept finely.
+        for i, position in enumerate(trace.positions):
+            rows = [np.sqrt(layer.probs[:, position - layer.first_query, : position + 1]) for layer in present]
+            found[f"row-{i}"] = np.concatenate([np.rint(row * 255).astype(np.uint8).ravel() for row in rows])
+    if trace.activations:
+        found["active"] = np.stack([_fixed(a.active, 65535) for a in trace.activations.values()])
+    stages = [s for s in trace.stages.values() if len(s.norm) == trace.n_tokens]
+    found["stages"] = np.stack([np.stack((s.norm, s.low, s.high)) for s in stages]).astype(np.float32)
+    for layer, router in trace.routers.items():
+        found[f"router-{layer}"] = _fixed(router.probs, 65535)
+    return found
+
+
+def _fixed(values: np.ndarray, scale: int) -> np.ndarray:
+    """Non-negative numbers as uint16, NaN as 0."""
+    return np.rint(np.minimum(np.nan_to_num(values) * scale, 65535)).astype(np.uint16)
+
+
+def _shapes(trace: Trace) -> dict[str, Any]:
+    """Which stages and layers the packed arrays hold, in their order."""
+    return {
+        "stages": [
+            [stage, layer, s.width, round(1000 * s.seconds, 3), s.histogram.tolist()]
+            for (stage, layer), s in trace.stages.items()
+            if len(s.norm) == trace.n_tokens
+        ],
+        "active": list(trace.activations),
+        "routers": {str(i): [r.probs.shape[1], r.ids.tolist(), _floats(r.weights)] for i, r in trace.routers.items()},
+    }
+
+
+def _texts(trace: Trace, command: str) -> dict[str, Any]:
+    """Everything that is no packed array."""
+    attention = [
+        None
+        if layer is None
+        else {
+            "heads": layer.n_heads,
+            "kv": layer.n_kv_heads,
+            "window": trace.windows[i] or 0,
+            "first": layer.first_query,
+            **_head_statistics(trace, layer),
+        }
+        for i, layer in enumerate(trace.attention)
+    ]
+    p = trace.params
+    settings = f"temperature {p.temperature:g}, top-k {p.top_k}, top-p {p.top_p:g}, min-p {p.min_p:g}"
+    data = {
+        "model": trace.model_name,
+        "architecture": trace.architecture,
+        "quantization": trace.quantization,
+        "version": tinyllm.__version__,
+        "seed": trace.seed,
+        "settings": settings,
+        "params": {"temperature": p.temperature, "top_k": p.top_k, "top_p": p.top_p, "min_p": p.min_p},
+        "command": command,
+        "n_layers": trace.n_layers,
+        "n_tokens": trace.n_tokens,
+        "n_prompt": trace.n_prompt,
+        "n_vocab": trace.logits.shape[1],
+        "tied": trace.tied,
+        "sinks": list(trace.sinks),
+        "tokens": [
+            {
+                "id": token.id,
+                "text": token.text,
+                "hex": token.data.hex(" "),
+                "kind": "control" if token.control else "template" if token.template else "",
+                "group": token.group,
+                "bits": None if i == 0 else _bits(trace.lens.log_probs[i - 1]),
+                "near": [[t, round(c, 3)] for t, c in trace.neighbours.get(token.id, ())],
+            }
+            for i, token in enumerate(trace.tokens)
+        ],
+        "attention": attention,
+        "answers": trace.lens.answer.tolist(),
+        "steps": [_step(trace, i) for i in range(len(trace.positions))],
+        "checks": [
+            f"Attention: Σ α·v differs from the computed attn_out by {trace.attention_error:.1g} (relative RMS).",
+            *(f"Step {i + 1}: {check(trace, i)}." for i in range(len(trace.contributions))),
+        ],
+        "notes": trace.notes,
+    }
+    data["pieces"] = {str(token): trace.piece[token].text for token in sorted(_mentioned(trace, data))}
+    return data
+
+
+def _step(trace: Trace, i: int) -> dict[str, Any]:
+    position, c = trace.positions[i], trace.contributions[i]
+    leaders = trace.lens.leaders.get(position)
+    found: dict[str, Any] = {
+        "position": position,
+        "token": c.token,
+        "sentence": sentence(trace, i),
+        "parts": _floats(c.parts if c.centred is None else c.centred),
+        "centred": c.centred is not None,
+        "check": check(trace, i),
+        "looks": [
+            None if row["layer"] == "embed" else [[s["position"], s["share"]] for s in row["looks_at"]]
+            for row in layer_rows(trace, position)
+        ],
+        "neurons": {str(layer): neuron_ids(trace, layer, i) for layer in trace.neurons},
+        "carriers": {str(layer): a.carriers[position].tolist() for layer, a in trace.activations.items()},
+        "what_if": _what_if(trace.logits[i]),
+    }
+    if leaders is not None:
+        found["leaders"] = {
+            "ids": leaders.ids.tolist(),
+            "ranks": leaders.ranks.T.tolist(),
+            "probs": [_floats(row) for row in leaders.probs.T],
+        }
+    if trace.steps:
+        step = trace.steps[i]
+        found["probability"] = math.exp(step.logprob)
+        found["alternatives"] = [[t, round(math.exp(p), 5)] for t, p in step.top_logprobs]
+        found["funnel"] = funnel(trace, i, 24)
+    return found
+
+
+def _what_if(logits: np.ndarray) -> dict[str, Any]:
+    """What sliders need: the best logits, and a histogram of the rest."""
+    best = largest(logits, N_WHAT_IF)
+    rest = np.delete(logits, best)
+    if not len(rest):
+        return {"ids": best.tolist(), "logits": _floats(logits[best]), "low": 0, "high": 0, "bins": []}
+    bins, edges = np.histogram(rest[np.isfinite(rest)], _BINS)
+    return {
+        "ids": best.tolist(),
+        "logits": _floats(logits[best]),
+        "low": float(edges[0]),
+        "high": float(edges[-1]),
+        "bins": bins.tolist(),
+    }
+
+
+def _head_statistics(trace: Trace, layer: Any) -> dict[str, list[float]]:
+    """Per head, over the queries that see more than one key: what a head is like. Sinks count as sinks only."""
+    n_queries, n_tokens = layer.probs.shape[1:]
+    queries = layer.first_query + np.arange(n_queries)
+    rows = queries >= 1
+    probs = layer.probs[:, rows].astype(np.float64)
+    queries = queries[rows]
+    if not len(queries):
+        return {}
+    sinks = list(trace.sinks)
+    sink = probs[:, :, sinks].sum(axis=2).mean(axis=1)
+    rest = probs.copy()
+    rest[:, :, sinks] = 0
+    rest /= np.maximum(rest.sum(axis=2, keepdims=True), 1e-9)
+    distance = queries[:, None] - np.arange(n_tokens)
+    ids = np.array([token.id for token in trace.tokens[:n_tokens]])
+    # Induction (Olsson et al. 2022): a query looks at what followed an earlier occurrence of its own token.
+    earlier = (ids[queries][:, None] == np.roll(ids, 1)[None, :]) & (distance > 0)
+    earlier[:, 0] = False
+    repeats = earlier.any(axis=1)
+    induction = probs[:, repeats] * earlier[repeats]
+    return {
+        "entropy": _floats(np.nan_to_num(np.nanmean(_quiet(layer.entropy(tuple(sinks)))[:, rows], axis=1))),
+        "sink": _floats(sink),
+        "distance": _floats((rest * np.maximum(distance, 0)).sum(axis=2).mean(axis=1)),
+        "previous": _floats(probs[:, np.arange(len(queries)), queries - 1].mean(axis=1)),
+        "induction": _floats(induction.sum(axis=2).mean(axis=1)) if repeats.any() else [0.0] * layer.n_heads,
+    }
+
+
+def _quiet(values: np.ndarray) -> np.ndarray:
+    """Rows of NaN only (a head whose queries see nothing but sinks) count as 0."""
+    empty = np.isnan(values).all(axis=1)
+    values[empty] = 0
+    return values
+
+
+def _mentioned(trace: Trace, data: dict[str, Any]) -> set[int]:
+    """Tokens whose pieces the page shows."""
+    ids = set(np.unique(trace.lens.top_ids).tolist()) | set(trace.lens.answer.tolist())
+    for token in data["tokens"]:
+        ids.update(t for t, _ in token["near"])
+    for step in data["steps"]:
+        ids.add(step["token"])
+        ids.update(step["what_if"]["ids"])
+        ids.update(step.get("leaders", {}).get("ids", ()))
+        ids.update(t for rows in step["neurons"].values() for row in rows for t in row[3] + row[4])
+        ids.update(t for t, _ in step.get("alternatives", ()))
+        for stage in step.get("funnel", {}).get("stages", ()):
+            ids.update(c["id"] for c in stage["candidates"])
+    return {int(t) for t in ids if t >= 0}
+
+
+def _bits(log_prob: float) -> float | None:
+    return None if math.isnan(log_prob) else round(-log_prob / math.log(2), 3)
+
+
+def _floats(values: Any) -> list[float]:
+    return [float(f"{float(v):.4g}") for v in values] if np.ndim(values) == 1 else [_floats(row) for row in values]
+
+
+def _json(data: Any) -> str:
+    """JSON that is safe inside a script element."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _escaped(text: str) -> str:
+    return html.escape(text)
