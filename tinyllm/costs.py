@@ -107,6 +107,16 @@ def _quantize(op: Op, n_rows: int, shape: StepShape) -> Work:
     return Work(n * (_FLOAT + _CODE), f32_ops=3 * n)
 
 
+def _split(op: Op, n_rows: int, shape: StepShape) -> Work:
+    n = n_rows * op.values["n"]
+    return Work(n * (_FLOAT + 2 * _CODE), f32_ops=8 * n)
+
+
+def _join(op: Op, n_rows: int, shape: StepShape) -> Work:
+    n = n_rows * op.values["n"]
+    return Work(n * 3 * _FLOAT, f32_ops=n)
+
+
 def _gated(op: Op, n_rows: int, shape: StepShape) -> Work:
     n = n_rows * op.values["n"]
     read = 2 if op.values["up"] else 1
@@ -207,6 +217,8 @@ FORMULAS: dict[int, Formula] = {
         (abi.DISPATCH, _dispatch),
         (abi.NORM, _norm),
         (abi.QUANTIZE, _quantize),
+        (abi.SPLIT, _split),
+        (abi.JOIN, _join),
         (abi.GATED, _gated),
         (abi.LIMIT, _in_place(_EXP + 5)),
         (abi.WEIGH, _in_place(1)),

@@ -1,6 +1,7 @@
-"""The paged cache of keys and values: a pool of fixed-size pages per layer, and sequences that own lists of page numbers.
+"""The paged cache of keys and values: pools of fixed-size pages, and sequences that own lists of page numbers.
 
-A page number names the same 32 positions in every layer. Forked sequences share their full pages.
+A page number names the same 32 positions in all layers of a group: those with the same window. Windowed layers give back
+the pages that no token can see any more. Forked sequences share their full pages.
 """
 
 from __future__ import annotations
@@ -16,43 +17,35 @@ ELEMENT_BYTES = {"f16": 2, "f32": 4}
 
 
 class LayerPool:
-    """Geometry and memory of one layer's pages: per KV head keys [head_dim][32], then values [32][v_dim padded]."""
+    """Geometry and memory of one layer's pages: per KV head keys [head_dim][32], then values [32][v_dim padded].
 
-    def __init__(self, n_kv_heads: int, head_dim: int, v_dim: int, element: int, n_pages: int):
+    `group` is the number of its `PageGroup`.
+    """
+
+    def __init__(self, n_kv_heads: int, head_dim: int, v_dim: int, element: int, n_pages: int, group: int):
         v_padded = -(-v_dim // 32) * 32
         self.v_offset = head_dim * PAGE * element
         self.head_bytes = self.v_offset + PAGE * v_padded * element
         self.page_bytes = n_kv_heads * self.head_bytes
-        self.group = 0
+        self.group = group
         # Zeroed by the system as pages are first touched: values behind the end of a sequence must be finite.
         self.memory = np.zeros(n_pages * self.page_bytes + 64, np.uint8)
         self.address = self.memory.ctypes.data + -self.memory.ctypes.data % 64
 
+    def page(self, number: int) -> np.ndarray:
+        """A page's memory: uint8 [page_bytes]."""
+        start = self.address - self.memory.ctypes.data + number * self.page_bytes
+        return self.memory[start : start + self.page_bytes]
 
-class KVCache:
-    """Pools of all layers and the free pages. `n_pages` bounds all sequences together."""
 
-    def __init__(self, config: ModelConfig, n_pages: int, kv_type: str):
-        if kv_type not in ELEMENT_BYTES:
-            raise InvalidParameterError(f"kv_type {kv_type!r} is unknown: use one of {', '.join(ELEMENT_BYTES)}")
-        self.kv_type = kv_type
-        self.n_pages = n_pages
-        self.layers = [
-            # Latent attention's values are part of its keys.
-            LayerPool(
-                layer.n_kv_heads, layer.head_dim, 0 if layer.mixer == "latent" else layer.v_dim, ELEMENT_BYTES[kv_type], n_pages
-            )
-            for layer in config.layers
-        ]
-        # Recurrent layers keep a state per sequence instead of pages.
-        self.states = StatePool(config.state_bytes) if config.recurrent else None
+class PageGroup:
+    """The pages of layers with the same `window` (0: all positions), and who uses them."""
+
+    def __init__(self, window: int, n_pages: int):
+        self.window, self.n_pages = window, n_pages
+        self.layers: list[LayerPool] = []
         self._free = list(range(n_pages - 1, -1, -1))
         self._users = [0] * n_pages
-
-    @property
-    def bytes_per_page(self) -> int:
-        """Bytes of 32 positions over all layers."""
-        return sum(layer.page_bytes for layer in self.layers)
 
     @property
     def n_free(self) -> int:
@@ -79,53 +72,142 @@ class KVCache:
         if self._users[page] == 0:
             self._free.append(page)
 
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy the content of a page in all layers."""
+    def own(self, page: int) -> int:
+        """This page if nobody else uses it, or a copy of it in its place."""
+        if self._users[page] == 1:
+            return page
+        copy = self.take()
         for layer in self.layers:
-            start = layer.address - layer.memory.ctypes.data
-            size = layer.page_bytes
-            pages = layer.memory[start : start + self.n_pages * size].reshape(self.n_pages, size)
-            pages[target] = pages[source]
+            layer.page(copy)[:] = layer.page(page)
+        self.release(page)
+        return copy
+
+
+class KVCache:
+    """Pools of all layers, in groups. `n_pages` bounds all sequences together."""
+
+    def __init__(self, config: ModelConfig, n_pages: int, kv_type: str):
+        if kv_type not in ELEMENT_BYTES:
+            raise InvalidParameterError(f"kv_type {kv_type!r} is unknown: use one of {', '.join(ELEMENT_BYTES)}")
+        self.kv_type = kv_type
+        self.n_pages = n_pages
+        windows = sorted({layer.window for layer in config.layers})
+        self.groups = [PageGroup(window, n_pages) for window in windows]
+        self.layers = []
+        for layer in config.layers:
+            group = windows.index(layer.window)
+            # Latent attention's values are part of its keys.
+            v_dim = 0 if layer.mixer == "latent" else layer.v_dim
+            pool = LayerPool(layer.n_kv_heads, layer.head_dim, v_dim, ELEMENT_BYTES[kv_type], n_pages, group)
+            self.layers.append(pool)
+            self.groups[group].layers.append(pool)
+        # Recurrent layers keep a state per sequence instead of pages.
+        self.states = StatePool(config.state_bytes) if config.recurrent else None
+
+    @property
+    def n_free(self) -> int:
+        """Pages that are free in every group."""
+        return min(group.n_free for group in self.groups)
+
+
+class _Pages:
+    """The pages of a sequence in one group, in order of position from page number `first` of the sequence on."""
+
+    def __init__(self, group: PageGroup, n_ctx: int):
+        self.group = group
+        self.first = 0
+        self.numbers: list[int] = []
+        # What kernels read: the number of each page of the sequence.
+        self.table = np.zeros(-(-n_ctx // PAGE) + 1, np.int32)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.numbers)
+
+    def needed_from(self, position: int) -> int:
+        """The first page that a token at this position sees."""
+        return max(0, position - self.group.window + 1) // PAGE if self.group.window else 0
+
+    def reserve(self, n_positions: int, writable_from: int) -> None:
+        shared = writable_from // PAGE
+        if shared < self.end:
+            self._set(shared, self.group.own(self.numbers[shared - self.first]))
+        while self.end * PAGE < n_positions:
+            self._set(self.end, self.group.take())
+
+    def _set(self, index: int, page: int) -> None:
+        at = index - self.first
+        self.numbers[at : at + 1] = [page]
+        self.table[index] = page
+
+    def forget(self, n_pages: int) -> None:
+        """Give back the sequence's first pages."""
+        while self.first < n_pages and self.numbers:
+            self.group.release(self.numbers.pop(0))
+            self.first += 1
+
+    def truncate(self, n_positions: int) -> None:
+        keep = max(0, -(-n_positions // PAGE) - self.first)
+        for page in self.numbers[keep:]:
+            self.group.release(page)
+        del self.numbers[keep:]
+        if n_positions == 0:
+            self.first = 0
+
+    def copy_to(self, other: _Pages) -> None:
+        other.first = self.first
+        for page in self.numbers:
+            self.group.share(page)
+            other._set(other.end, page)
 
 
 class PageTable:
-    """The pages of one sequence, in order of position, in memory that kernels read."""
+    """The pages of one sequence. `position`: how many positions have been computed and can be continued from.
 
-    def __init__(self, cache: KVCache, n_ctx: int):
-        self.cache = cache
-        self.pages: list[int] = []
-        self._numbers = np.zeros(-(-n_ctx // PAGE) + 1, np.int32)
-        # One page table for each group of layers with pages of their own; the kernels index this list.
-        self._tables = np.array([self._numbers.ctypes.data], np.int64)
+    `whole`: keep all positions in windowed layers too, for those who want to look at them.
+    """
+
+    def __init__(self, cache: KVCache, n_ctx: int, whole: bool = False):
+        self._groups = [_Pages(group, n_ctx) for group in cache.groups]
+        self._whole = whole
+        # One page table for each group; the kernels index this list.
+        self._tables = np.array([pages.table.ctypes.data for pages in self._groups], np.int64)
+        self.position = 0
 
     @property
     def address(self) -> int:
         return self._tables.ctypes.data
 
+    def numbers(self, group: int) -> list[int]:
+        """The pages in a group, of a sequence that keeps all of them."""
+        return self._groups[group].numbers
+
     def reserve(self, n_positions: int, writable_from: int) -> None:
         """Have pages for `n_positions`; those from `writable_from` on belong to this sequence alone."""
-        first = writable_from // PAGE
-        if first < len(self.pages) and self.cache._users[self.pages[first]] > 1:
-            page = self.cache.take()
-            self.cache.copy_page(self.pages[first], page)
-            self.cache.release(self.pages[first])
-            self._set(first, page)
-        while len(self.pages) * PAGE < n_positions:
-            self._set(len(self.pages), self.cache.take())
+        for pages in self._groups:
+            pages.reserve(n_positions, writable_from)
 
-    def _set(self, index: int, page: int) -> None:
-        self.pages[index : index + 1] = [page]
-        self._numbers[index] = page
+    def commit(self, n_positions: int) -> None:
+        """So many positions are computed: give back what the windows have left behind.
+
+        A page more than the windows need is kept, so that the last few tokens can be taken back.
+        """
+        self.position = n_positions
+        if not self._whole:
+            for pages in self._groups:
+                pages.forget(pages.needed_from(n_positions - PAGE))
 
     def truncate(self, n_positions: int) -> None:
-        """Give back the pages behind `n_positions`."""
-        keep = -(-n_positions // PAGE)
-        for page in self.pages[keep:]:
-            self.cache.release(page)
-        del self.pages[keep:]
+        """Keep the first `n_positions` if the windows before them are still there, else nothing."""
+        n_positions = min(n_positions, self.position)
+        if any(pages.first > pages.needed_from(n_positions) for pages in self._groups):
+            n_positions = 0
+        for pages in self._groups:
+            pages.truncate(n_positions)
+        self.position = n_positions
 
     def copy_to(self, other: PageTable) -> None:
         """Share all pages with another, empty table."""
-        for page in self.pages:
-            self.cache.share(page)
-            other._set(len(other.pages), page)
+        for pages, others in zip(self._groups, other._groups, strict=True):
+            pages.copy_to(others)
+        other.position = self.position

@@ -106,9 +106,9 @@ class Model:
 
         return ChatTemplate(source, bos_token=text(tokenizer.bos_id), eos_token=text(tokenizer.eos_id))
 
-    def new_sequence(self) -> Sequence:
-        """An empty sequence with a share of the cache."""
-        return Sequence(self)
+    def new_sequence(self, whole: bool = False) -> Sequence:
+        """An empty sequence with a share of the cache. `whole`: windowed layers keep all positions, to be looked at."""
+        return Sequence(self, whole)
 
     def logits(self, ids: Ids[int]) -> np.ndarray:
         """Logits at every position of `ids` in a fresh sequence: float32 [len(ids), n_vocab]."""
@@ -178,17 +178,17 @@ class Model:
 class Sequence:
     """Tokens and their keys and values in the cache. Grows by `evaluate`, shrinks by `truncate`, copies by `fork`."""
 
-    def __init__(self, model: Model):
+    def __init__(self, model: Model, whole: bool = False):
         self.model = model
         self.tokens: list[int] = []
-        self.pages = PageTable(model.cache, model.n_ctx)
+        self.pages = PageTable(model.cache, model.n_ctx, whole)
         self.states = StateHistory(model.cache.states) if model.cache.states else None
 
     @property
     def n_computed(self) -> int:
-        """Tokens whose keys, values and states are there: after a truncation of recurrent states it may be fewer than
-        all, and the next evaluation computes the others anew."""
-        return len(self.tokens) if self.states is None else self.states.position
+        """Tokens whose keys, values and states are there: after a truncation it may be fewer than all (see there), and
+        the next evaluation computes the others anew."""
+        return self.pages.position
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -259,18 +259,23 @@ class Sequence:
             raise
         if self.states is not None:
             self.states.commit()
+        self.pages.commit(start + len(chunk))
         return rows
 
     def truncate(self, n: int) -> None:
         """Keep the first n tokens.
 
-        Recurrent states cannot forget single tokens: they go back to one that was kept (see `StateHistory`), and what
-        lies between it and n is computed with the next tokens.
+        Recurrent states cannot forget single tokens: they go back to one that was kept (see `StateHistory`). Windowed
+        layers have given back what lies far before their last position: without it, they go back to the beginning. What
+        then is missing up to n is computed with the next tokens.
         """
         del self.tokens[n:]
         if self.states is not None:
             self.states.truncate(n)
-        self.pages.truncate(self.n_computed)
+            n = self.states.position
+        self.pages.truncate(n)
+        if self.states is not None:
+            self.states.truncate(self.pages.position)
 
     def fork(self) -> Sequence:
         """A copy that shares the pages of the cache."""

@@ -176,6 +176,7 @@ class Plan:
             choice.active,
             {"n_rows": 8, "first_row": 8},
             {"n_rows": choice.counts, "first_row": choice.firsts},
+            choice.parts,
         )
 
     def _dispatch(
@@ -189,8 +190,9 @@ class Plan:
         groups: int,
         steps: dict[str, int],
         values: dict[str, int],
+        parts: int = 1,
     ) -> None:
-        """`n_used` matrices take part for each row."""
+        """`n_used` matrices take part for each row, on `parts` rows of x each."""
         op = self.add(
             stage,
             "dispatch.dispatch",
@@ -198,7 +200,7 @@ class Plan:
             y,
             None,
             n_used * matrix.panels * matrix.panel_bytes,
-            2 * n_used * matrix.n_outputs * matrix.n_inputs,
+            2 * n_used * parts * matrix.n_outputs * matrix.n_inputs,
             n_groups=n_groups,
             groups=groups,
             blocks=0,

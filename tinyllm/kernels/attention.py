@@ -208,7 +208,8 @@ def attend(args, thread, n_threads):
     all_max = part_sum + max_rows * 4
     all_sum = all_max + max_rows * 4
     single = n_blocks == 1 and load_i64(blocks + BLOCK_ROWS) == 1
-    n_partitions = load_i64(blocks + BLOCK_POSITION) // PARTITION + 1
+    partition_start = max(load_i64(blocks + BLOCK_POSITION) - window_left, 0) // PARTITION
+    n_partitions = load_i64(blocks + BLOCK_POSITION) // PARTITION + 1 - partition_start
     n_units = n_partitions * n_kv_heads if single else n_blocks * n_kv_heads
     while True:
         unit = atomic_add(args, 1)
@@ -237,7 +238,7 @@ def attend(args, thread, n_threads):
             store_f32(all_max + 4 * r, MASKED)
             store_f32(all_sum + 4 * r, np.float32(0.0))
         if single:
-            partition_first = unit // n_kv_heads
+            partition_first = partition_start + unit // n_kv_heads
             partition_last = partition_first
         else:
             partition_first = lowest // PARTITION
@@ -370,7 +371,7 @@ def attend(args, thread, n_threads):
             row_bytes = 64 + v_padded * 4
             head_partials = partials + 64 * n_kv_heads + head * group * max_partitions * row_bytes
             for g in range(group):
-                slot = head_partials + (partition_first * group + g) * row_bytes
+                slot = head_partials + ((partition_first - partition_start) * group + g) * row_bytes
                 store_f32(slot, load_f32(part_max + 4 * g))
                 store_f32(slot + 4, load_f32(part_sum + 4 * g))
                 for i in range(0, v_padded, 16):

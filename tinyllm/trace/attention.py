@@ -166,7 +166,7 @@ class AttentionReader:
         """Keys [n_kv_heads, head_dim, n] and values [n_kv_heads, n, v_dim] of a sequence's first positions, float32."""
         a, pool = op.values, self.model.cache.layers[op.layer]
         n_pages = -(-n_keys // PAGE)
-        pages = _pages(pool, self.sequence.pages.pages[:n_pages], a["n_kv_heads"])
+        pages = _pages(pool, self.sequence.pages.numbers(pool.group)[:n_pages], a["n_kv_heads"])
         element = np.dtype(_ELEMENTS[self.model.kv_type])
         head_dim, v_dim = a["head_dim"], a["v_dim"]
         keys = pages[:, :, : head_dim * PAGE * element.itemsize].view(element)

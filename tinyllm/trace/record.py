@@ -179,7 +179,7 @@ def trace(
         raise InvalidParameterError(f"there is no layer {min(missing)}: they go from 0 to {model.config.n_layers - 1}")
     ids, traced = _prompt_ids(model, prompt, template)
     recorder = Recorder()
-    sequence = model.new_sequence()
+    sequence = model.new_sequence(whole=True)
     times = {}
     started = perf_counter()
     try:
