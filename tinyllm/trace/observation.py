@@ -90,6 +90,7 @@ class Observation:
         for op in self.plan.ops:
             if op.layer is not None and self._writes_stream(op):
                 self._written_by[id(op)] = "resid_post" if op.stage in _FFN_WRITES else "resid_mid"
+        self._seen: set[tuple[str, int | None]] = set()
         self._after = perf_counter()
 
     def __call__(self, index: int) -> None:
@@ -98,6 +99,7 @@ class Observation:
         op = self.plan.ops[index]
         n_rows, n_out = self.plan.step_rows
         if index == 0:
+            self._seen.clear()
             self._add("embed", None, self.network.x.array[:n_rows], 0.0)
         if op.arguments is abi.ROPE:
             self._add_heads(op, n_rows, seconds)
@@ -109,7 +111,7 @@ class Observation:
             self._add_router(op, n_rows)
         elif op.output is not None:
             stage = self._written_by.get(id(op), op.stage)
-            if stage in STAGES and op.output.max_rows == self.plan.max_rows:
+            if stage in STAGES and stage != "embed" and op.output.max_rows == self.plan.max_rows:
                 rows = op.output.array[: n_rows if op.layer is not None else n_out]
                 if rows.shape[0]:
                     self._add(stage, op.layer, rows, seconds)
@@ -165,9 +167,10 @@ class Observation:
 
     def _add(self, stage: str, layer: int | None, values: np.ndarray, seconds: float) -> None:
         rows = self._rows[stage, layer]
-        if stage in _IN_PLACE and rows.norm and sum(map(len, rows.norm)) > self._n_done(layer):
+        if (stage, layer) in self._seen:
             for pieces in (rows.norm, rows.low, rows.high, rows.kept):
-                del pieces[-1:]  # a later op of the same step overwrote it
+                del pieces[-1:]  # a later op of the same step worked on it in place
+        self._seen.add((stage, layer))
         rows.width = values.shape[1]
         rows.norm.append(np.sqrt(np.einsum("ij,ij->i", values, values)))
         rows.low.append(values.min(axis=1))
@@ -176,10 +179,6 @@ class Observation:
         rows.seconds += seconds
         if stage in self.keep:
             rows.kept.append(values.copy())
-
-    def _n_done(self, layer: int | None) -> int:
-        """Tokens of the steps before this one."""
-        return int(self.network.inputs.rows[0, abi.ROW_POSITION // 8])
 
     def _add_heads(self, op: Op, n_rows: int, seconds: float) -> None:
         """Queries, keys and values as attention uses them: normed and rotated."""
@@ -220,4 +219,3 @@ def _histogram(values: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 _FFN_WRITES = {"ffn_down", "ffn_out", "resid_post"}
-_IN_PLACE = {"q", "k", "v", "resid_mid", "resid_post", "router"}
