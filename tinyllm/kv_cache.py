@@ -10,22 +10,21 @@ import numpy as np
 
 from .config import ModelConfig
 from .errors import ContextFullError, InvalidParameterError
-from .kernels.abi import PAGE
+from .kernels.abi import CACHE_TYPES, PAGE
 from .state_cache import StatePool
-
-ELEMENT_BYTES = {"f16": 2, "f32": 4}
 
 
 class LayerPool:
     """Geometry and memory of one layer's pages: per KV head keys [head_dim][32], then values [32][v_dim padded].
 
-    `group` is the number of its `PageGroup`.
+    `block_bytes` is the size of 32 numbers; `kernels/cache_types.py` says where scales lie. `group` is the number of
+    its `PageGroup`.
     """
 
-    def __init__(self, n_kv_heads: int, head_dim: int, v_dim: int, element: int, n_pages: int, group: int):
-        v_padded = -(-v_dim // 32) * 32
-        self.v_offset = head_dim * PAGE * element
-        self.head_bytes = self.v_offset + PAGE * v_padded * element
+    def __init__(self, n_kv_heads: int, head_dim: int, v_dim: int, block_bytes: int, n_pages: int, group: int):
+        v_blocks = -(-v_dim // 32)
+        self.v_offset = head_dim * PAGE // 32 * block_bytes
+        self.head_bytes = self.v_offset + v_blocks * PAGE * block_bytes
         self.page_bytes = n_kv_heads * self.head_bytes
         self.group = group
         # Zeroed by the system as pages are first touched: values behind the end of a sequence must be finite.
@@ -87,8 +86,7 @@ class KVCache:
     """Pools of all layers, in groups. `n_pages` bounds all sequences together."""
 
     def __init__(self, config: ModelConfig, n_pages: int, kv_type: str):
-        if kv_type not in ELEMENT_BYTES:
-            raise InvalidParameterError(f"kv_type {kv_type!r} is unknown: use one of {', '.join(ELEMENT_BYTES)}")
+        _check_type(config, kv_type)
         self.kv_type = kv_type
         self.n_pages = n_pages
         windows = sorted({layer.window for layer in config.layers})
@@ -98,7 +96,8 @@ class KVCache:
             group = windows.index(layer.window)
             # Latent attention's values are part of its keys.
             v_dim = 0 if layer.mixer == "latent" else layer.v_dim
-            pool = LayerPool(layer.n_kv_heads, layer.head_dim, v_dim, ELEMENT_BYTES[kv_type], n_pages, group)
+            block_bytes = CACHE_TYPES[kv_type].block_bytes
+            pool = LayerPool(layer.n_kv_heads, layer.head_dim, v_dim, block_bytes, n_pages, group)
             self.layers.append(pool)
             self.groups[group].layers.append(pool)
         # Recurrent layers keep a state per sequence instead of pages.
@@ -108,6 +107,23 @@ class KVCache:
     def n_free(self) -> int:
         """Pages that are free in every group."""
         return min(group.n_free for group in self.groups)
+
+
+def _check_type(config: ModelConfig, kv_type: str) -> None:
+    """Raises InvalidParameterError for a type that is unknown or that the model's heads cannot be kept in."""
+    if kv_type not in CACHE_TYPES:
+        raise InvalidParameterError(f"kv_type {kv_type!r} is unknown: use one of {', '.join(CACHE_TYPES)}")
+    sizes = {size for layer in config.attention_layers for size in (layer.head_dim, layer.v_dim)}
+    fitting = [
+        name for name, cache_type in CACHE_TYPES.items() if all(size % cache_type.multiple == 0 for size in sizes)
+    ]
+    if kv_type not in fitting:
+        multiple = CACHE_TYPES[kv_type].multiple
+        odd = min(size for size in sizes if size % multiple)
+        raise InvalidParameterError(
+            f"kv_type {kv_type!r} needs heads of a multiple of {multiple} numbers, and this model has heads of {odd}:"
+            f" use {' or '.join(fitting)}"
+        )
 
 
 class _Pages:

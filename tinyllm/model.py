@@ -40,7 +40,8 @@ def load(
     """Load a model from a GGUF file, a catalogue name, or a name on the Hugging Face hub.
 
     `n_ctx`: positions of the context (default: the model's, at most 4096). `n_threads`: default all cores that the
-    process may use. `kv_type`: f16 or f32 cache. `n_batch`: most tokens that are computed at a time.
+    process may use. `kv_type`: numbers of the cache, f32, f16 or q8_0. `n_batch`: most tokens that are computed at a
+    time.
 
     Raises TinyLLMError (ModelFileError, UnsupportedModelError, ModelNotFoundError…) with a line for the user.
     """

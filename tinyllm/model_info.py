@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tinyllm.kernels.abi import CACHE_TYPES
+
 if TYPE_CHECKING:
     from tinyllm.gguf_file import GGUFFile, TensorInfo
-
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
-"""Bytes per number in the KV cache, by its type."""
 
 FILE_TYPES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
@@ -98,7 +97,7 @@ class ModelInfo:
 
     def kv_bytes(self, n_ctx: int, kv_type: str = "f16") -> int:
         """Bytes of the KV cache of `n_ctx` tokens: 2 · layers · KV heads · head size · tokens · bytes per number."""
-        return round(self.kv_values_per_token * n_ctx * KV_BYTES[kv_type])
+        return round(self.kv_values_per_token * n_ctx * CACHE_TYPES[kv_type].block_bytes / 32)
 
     def memory(self, n_ctx: int, kv_type: str = "f16") -> int:
         """Bytes that weights and KV cache take together with a context of `n_ctx` tokens."""

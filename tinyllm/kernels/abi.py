@@ -8,6 +8,7 @@ address of the number of rows of the step.
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 
 class Arguments:
@@ -144,6 +145,17 @@ BLOCK_FIRST, BLOCK_ROWS, BLOCK_POSITION, BLOCK_LENGTH, BLOCK_PAGES, BLOCK_BYTES 
 
 PAGE = 32  # positions per page
 PARTITION = 128  # positions whose softmax is computed on its own and merged in order
+
+
+class CacheType(NamedTuple):
+    """A type of cached keys and values: bytes of 32 numbers, and of how many a head's size must be a multiple."""
+
+    block_bytes: int
+    multiple: int
+
+
+# q8_0: int8 codes, and a half-precision scale for each position and 32 dimensions.
+CACHE_TYPES = {"f16": CacheType(64, 1), "f32": CacheType(128, 1), "q8_0": CacheType(34, 32)}
 
 # A row of a plan's table: kernel for one row, kernel for many, arguments, address of the number of rows, and whether the
 # op is private when there is one row: then each thread does all of it for itself, and nobody waits.

@@ -23,6 +23,7 @@ from .abi import (
     ROW_PAGES,
     ROW_POSITION,
 )
+from .cache_types import CACHE_ACCESS
 from .elementwise import load_part, store_part
 from .simd import (
     TARGET,
@@ -35,7 +36,6 @@ from .simd import (
     lane_index,
     less,
     less_i32,
-    load_f16x16,
     load_f32,
     load_f32x16,
     load_i32,
@@ -43,16 +43,12 @@ from .simd import (
     max_lanes,
     maximum,
     mul,
-    scatter_f16,
-    scatter_f32,
     select,
+    sigmoid,
     splat_f32,
     splat_i32,
-    store_f16,
-    store_f16x16,
     store_f32,
     store_f32x16,
-    sigmoid,
     sub,
     sum_lanes,
     swap_neighbours,
@@ -96,7 +92,6 @@ def rope_and_store(args, thread, n_threads):
     page_bytes = load_i64(args + static(A.page_bytes))
     head_bytes = load_i64(args + static(A.head_bytes))
     v_offset = load_i64(args + static(A.v_offset))
-    v_padded = (v_dim + 31) // 32 * 32
     n_parts = n_heads + n_kv_heads
     # A single row is dealt out head by head.
     parts_at_once = 2 if n_rows == 1 else n_parts
@@ -123,18 +118,8 @@ def rope_and_store(args, thread, n_threads):
             page_table = load_i64(load_i64(rows + row * ROW_BYTES + ROW_PAGES) + 8 * page_table_index)
             slot = position & (PAGE - 1)
             out = pool + load_i32(page_table + 4 * (position // PAGE)) * page_bytes + head * head_bytes
-            n_whole = head_dim // 16 * 16
-            for i in range(0, n_whole, 16):
-                scatter_elements(out + (i * PAGE + slot) * ELEMENT, PAGE * ELEMENT, load_f32x16(key + 4 * i))
-            for i in range(n_whole, head_dim):
-                store_element(out + (i * PAGE + slot) * ELEMENT, load_f32(key + 4 * i))
-            value = v + row * v_stride + 4 * head * v_dim
-            out += v_offset + slot * v_padded * ELEMENT
-            n_whole = v_dim // 16 * 16
-            for i in range(0, n_whole, 16):
-                store_elements(out + i * ELEMENT, load_f32x16(value + 4 * i))
-            for i in range(n_whole, v_dim):
-                store_element(out + i * ELEMENT, load_f32(value + 4 * i))
+            store_key(out, slot, key, head_dim)
+            store_value(out + v_offset, slot, v + row * v_stride + 4 * head * v_dim, v_dim)
 
 
 @inline
@@ -254,17 +239,14 @@ def attend(args, thread, n_threads):
             for page_index in range(page_first, page_last + 1):
                 base = page_index * PAGE
                 page = pool + load_i32(page_table + 4 * page_index) * page_bytes + head * head_bytes
-                for i in range(0, head_dim * PAGE, 16):
-                    store_f32x16(keys + 4 * i, load_elements(page + i * ELEMENT))
+                load_keys(page, keys, head_dim)
                 if static(LATENT):
                     # The values are the first dimensions of the keys.
                     for i in range(v_dim):
                         for slot in range(PAGE):
                             store_f32(values + 4 * (slot * v_padded + i), load_f32(keys + 4 * (i * PAGE + slot)))
                 else:
-                    page += v_offset
-                    for i in range(0, PAGE * v_padded, 16):
-                        store_f32x16(values + 4 * i, load_elements(page + i * ELEMENT))
+                    load_values(page + v_offset, values, v_padded)
                 row = 0
                 for width in static(WIDTHS):
                     while row + width <= n_rows:
@@ -456,64 +438,16 @@ def soft_cap(s, cap):
     return fma(sigmoid(doubled), splat_f32(2.0 * cap), splat_f32(-cap))
 
 
-@inline
-def scatter_f16_elements(where, stride, value):
-    scatter_f16(where, stride, value)
-
-
-@inline
-def scatter_f32_elements(where, stride, value):
-    scatter_f32(where, stride, value)
-
-
-@inline
-def store_f16_elements(where, value):
-    store_f16x16(where, value)
-
-
-@inline
-def store_f32_elements(where, value):
-    store_f32x16(where, value)
-
-
-@inline
-def store_f16_element(where, value):
-    store_f16(where, value)
-
-
-@inline
-def load_f16_elements(where):
-    return load_f16x16(where)
-
-
-@inline
-def store_f32_element(where, value):
-    store_f32(where, value)
-
-
-@inline
-def load_f32_elements(where):
-    return load_f32x16(where)
-
-
-# Per cache type: bytes per element; store one, store 16 side by side or apart, load 16 as float32.
-CACHE_TYPES = {
-    "f16": (2, store_f16_element, store_f16_elements, scatter_f16_elements, load_f16_elements),
-    "f32": (4, store_f32_element, store_f32_elements, scatter_f32_elements, load_f32_elements),
-}
-
-
 def build_rope(parameter: str):
+    """`parameter`: how dimensions are paired ("halves" or "adjacent") and the type of the cache, with "-" between."""
     pairing, kv_type = parameter.split("-")
-    size, store_element, store_elements, scatter_elements, _ = CACHE_TYPES[kv_type]
+    access = CACHE_ACCESS[kv_type]
     return specialize(
         rope_and_store,
         A=ROPE,
         PAGE=PAGE,
-        ELEMENT=size,
-        store_element=store_element,
-        store_elements=store_elements,
-        scatter_elements=scatter_elements,
+        store_key=access.store_key,
+        store_value=access.store_value,
         rotate=rotate_halves if pairing == "halves" else rotate_adjacent,
     )
 
@@ -521,16 +455,16 @@ def build_rope(parameter: str):
 def build_attend(parameter: str):
     """`parameter` is the type of the cache; "-latent" behind it: values are not stored, they are part of the keys."""
     kv_type, _, latent = parameter.partition("-")
-    size, _, _, _, load_elements = CACHE_TYPES[kv_type]
+    access = CACHE_ACCESS[kv_type]
     return specialize(
         attend,
         A=ATTEND,
-        ELEMENT=size,
         LATENT=bool(latent),
         PAGE=PAGE,
         WIDTHS=ROW_WIDTHS,
         VECTORS=LANE_VECTORS,
-        load_elements=load_elements,
+        load_keys=access.load_keys,
+        load_values=access.load_values,
     )
 
 

@@ -341,6 +341,15 @@ def scatter_f32(builder, where, stride, value):
         where = builder.add(where, stride)
 
 
+@operation(types.void, address, types.int64, i32x16)
+def scatter_i8(builder, where, stride, value):
+    """Store the low bytes of the 16 lanes `stride` bytes apart."""
+    codes = builder.trunc(value, ir.VectorType(_I8, 16))
+    for lane in range(16):
+        store_ir(builder, where, builder.extract_element(codes, _I32(lane)))
+        where = builder.add(where, stride)
+
+
 @operation(f32x16, f32x16)
 def swap_neighbours(builder, v):
     """Lanes 1, 0, 3, 2, …"""
