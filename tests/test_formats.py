@@ -30,7 +30,7 @@ def test_a_tile_holds_its_type(name: str):
     if tile.levels:
         assert set(form.levels) <= set(tile.levels) and len(tile.levels) <= 2**tile.bits
     elif tile.bits == 8:
-        assert -128 <= form.lowest and form.highest <= 127
+        assert form.lowest >= -128 and form.highest <= 127
     else:
         assert form.lowest + tile.zero >= 0 and form.highest + tile.zero < 2**tile.bits
     assert form.sub_block % (BLOCK // tile.halves) == 0

@@ -104,24 +104,21 @@ def multiply(
     n_panels = -(-n_outputs // PANEL_ROWS)
     y = np.array(options.pop("y", np.full((len(x), n_panels * PANEL_ROWS), np.nan)), dtype=np.float32)
     scratch_bytes = 0 if tile.is_float else CHUNK_BLOCKS * unpacked_bytes(tile.name) + GRAIN * 64 * CHUNK_TOKENS
-    run(
-        f"matmul.{kind}:{tile.name}",
-        abi.LINEAR,
-        **{"bias": 0, "accumulate": 0, "scale": 1.0, **options},
-        n_rows=np.array([len(x)]),
-        grain=GRAIN,
-        panels=n_panels,
-        tiles=tile.panel_bytes(n) // tile.bytes,
-        panel_bytes=tile.panel_bytes(n),
-        weights=weights,
-        x=x,
-        x_stride=x.strides[0],
-        y=y,
-        y_stride=y.strides[0],
-        scratch=np.zeros(scratch_bytes, dtype=np.uint8),
-        scratch_stride=0,
-        experts=0,
-    )
+    values = {
+        "scale": 1.0,
+        "n_rows": np.array([len(x)]),
+        "grain": GRAIN,
+        "panels": n_panels,
+        "tiles": tile.panel_bytes(n) // tile.bytes,
+        "panel_bytes": tile.panel_bytes(n),
+        "weights": weights,
+        "x": x,
+        "x_stride": x.strides[0],
+        "y": y,
+        "y_stride": y.strides[0],
+        "scratch": np.zeros(scratch_bytes, dtype=np.uint8),
+    }
+    run(f"matmul.{kind}:{tile.name}", abi.LINEAR, **dict.fromkeys(abi.LINEAR.names, 0) | values | options)
     return y
 
 

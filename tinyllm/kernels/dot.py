@@ -1,8 +1,8 @@
 """The int8 dot product, lowered to what the CPU has: unsigned or signed weight codes times signed activations.
 
-A kernel starts a total (int32) for each scale and a partial sum for each fold, adds products of 4 inputs at a time to
-the partial sum, and folds it into the total. Where the hardware sums pairs in 16 bits (`pmaddubsw`), a fold is as long
-as nothing overflows. The zero of the codes costs nothing, because the sums start at −zero · Σ activations.
+A kernel starts a sum for each scale at −zero · Σ activations, so that the zero of the codes costs nothing, adds the
+products of 4 inputs at a time for each of 16 rows, and closes it to int32. Where the hardware sums pairs in 16 bits
+(`pmaddubsw`), the sum stays in 16 bits if it cannot overflow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from numba import types
 
 from .simd import (
     TARGET,
-    Vector,
     by_register,
     call_llvm,
     constant_ir,
@@ -28,13 +27,13 @@ from .simd import (
     splat_ir,
 )
 
-_MADD = TARGET.dot in ("avx2_madd", "avx512_madd")
+# Whether the hardware sums the products of pairs in 16 bits.
+SUMS_PAIRS = TARGET.dot in ("avx2_madd", "avx512_madd")
 
 # On these targets the products of unsigned codes below 128 fit the signed instruction; 8-bit codes are kept signed.
 SIGNED_BYTES = TARGET.dot != "avx512_vnni" and TARGET.dot != "avx_vnni"
 
-_MAX_ACTIVATION = 127
-_MAX_I16 = 32767
+_MAX_ACTIVATION, _MAX_I16 = 127, 32767
 
 
 def _maddubs(builder, unsigned, signed):
@@ -105,7 +104,7 @@ def negative_sums(builder, codes):
     As int32, or where pairs are summed in 16 bits, as two int16 that add up to it: of the inputs that `pmaddubsw` puts
     into even and into odd lanes.
     """
-    if not _MADD:
+    if not SUMS_PAIRS:
         return builder.sext(reduce_ir(builder, builder.neg(codes), builder.add), ir.IntType(64))
     quads = reduce_ir(builder, builder.neg(codes), builder.add, lanes=4)
     a, b, c, d = (builder.extract_element(quads, ir.IntType(32)(lane)) for lane in range(4))
@@ -116,29 +115,22 @@ def negative_sums(builder, codes):
 
 @dataclass(frozen=True)
 class Dot:
-    """The steps of a dot product; `groups_per_fold` groups of 4 inputs go into a partial sum.
+    """The steps of a dot product.
 
-    start_total(address of negative_sums' word) -> i32x16, start_partial likewise; dot(partial, codes, activations);
-    fold(total, partial) -> i32x16.
+    start(address of negative_sums' word) -> sum; dot(sum, codes, activations) -> sum; close(sum) -> i32x16.
     """
 
-    groups_per_fold: int
-    start_total: Callable
-    start_partial: Callable
+    start: Callable
     dot: Callable
-    fold: Callable
+    close: Callable
 
 
-def _groups_per_fold(groups: int, highest: int, zero: int) -> int:
-    """How many of the `groups` of a scale a 16-bit partial sum holds.
+def fits_16_bits(highest: int, zero: int, groups: int) -> bool:
+    """Whether a sum over groups of 4 inputs can stay in 16 bits where pairs are summed in 16 bits.
 
-    A lane takes two products of each group. If it takes all groups it starts at −zero · Σ x, and then never leaves
-    ± max(zero, highest − zero) · Σ |x|.
+    A lane takes two products of each group; from −zero · Σ x on, it never leaves ± max(zero, highest − zero) · Σ |x|.
     """
-    fitting = _MAX_I16 // (2 * _MAX_ACTIVATION)
-    if max(zero, highest - zero) * groups <= fitting:
-        return groups
-    return max((n for n in (1, 2, 4) if n < groups and highest * n <= fitting), default=0)
+    return max(zero, highest - zero) * groups * 2 * _MAX_ACTIVATION <= _MAX_I16
 
 
 def make_dot(bits: int, highest: int, zero: int, groups: int) -> Dot:
@@ -146,29 +138,22 @@ def make_dot(bits: int, highest: int, zero: int, groups: int) -> Dot:
 
     8-bit codes are signed where SIGNED_BYTES says so, and then have no zero.
     """
-    fold_groups = _groups_per_fold(groups, highest, zero) if _MADD and bits < 8 else groups
-    partial = i16x32 if _MADD and bits < 8 and fold_groups > 1 else i32x16
-    if partial is i32x16:
-        fold_groups = groups
-    starts_partial = fold_groups == groups
+    running = i16x32 if SUMS_PAIRS and bits < 8 and fits_16_bits(highest, zero, groups) else i32x16
 
-    def start(vector: Vector, used: bool):
-        @operation(vector, types.int64)
-        def start(builder, negative_at):
-            """−zero · Σ activations, or zeros if that is where the other sum starts."""
-            if zero == 0 or not used:
-                return constant_ir(vector, 0)
-            words = splat_ir(builder, load_ir(builder, negative_at, ir.IntType(32)), 16)
-            if not _MADD:
-                return builder.mul(words, constant_ir(i32x16, zero))
-            pairs = builder.bitcast(words, i16x32.ir)
-            if vector is i16x32:
-                return builder.mul(pairs, constant_ir(i16x32, zero))
-            return _pairs_to_i32(builder, pairs, zero)
+    @operation(running, types.int64)
+    def start(builder, negative_at):
+        """−zero · Σ activations."""
+        if zero == 0:
+            return constant_ir(running, 0)
+        words = splat_ir(builder, load_ir(builder, negative_at, ir.IntType(32)), 16)
+        if not SUMS_PAIRS:
+            return builder.mul(words, constant_ir(i32x16, zero))
+        pairs = builder.bitcast(words, i16x32.ir)
+        if running is i16x32:
+            return builder.mul(pairs, constant_ir(i16x32, zero))
+        return _pairs_to_i32(builder, pairs, zero)
 
-        return start
-
-    @operation(partial, partial, i8x64, i8x64)
+    @operation(running, running, i8x64, i8x64)
     def dot(builder, acc, weights, activations):
         """acc + Σ weights·activations, 4 inputs for each of 16 rows."""
         if TARGET.dot in ("avx512_vnni", "avx_vnni"):
@@ -177,15 +162,15 @@ def make_dot(bits: int, highest: int, zero: int, groups: int) -> Dot:
             return _sdot(builder, acc, weights, activations)
         if TARGET.dot == "generic":
             return _generic_dot(builder, acc, weights, activations, weights_signed=bits == 8)
-        if partial is i16x32:
+        if running is i16x32:
             return builder.add(acc, _maddubs(builder, weights, activations))
         if bits == 8:
             weights, activations = _move_sign(builder, weights, activations)
         return builder.add(acc, _pairs_to_i32(builder, _maddubs(builder, weights, activations)))
 
-    @operation(i32x16, i32x16, partial)
-    def fold(builder, total, acc):
-        """total + the partial sums as int32."""
-        return builder.add(total, _pairs_to_i32(builder, acc) if partial is i16x32 else acc)
+    @operation(i32x16, running)
+    def close(builder, acc):
+        """The sum as int32."""
+        return _pairs_to_i32(builder, acc) if running is i16x32 else acc
 
-    return Dot(fold_groups, start(i32x16, not starts_partial), start(partial, starts_partial), dot, fold)
+    return Dot(start, dot, close)

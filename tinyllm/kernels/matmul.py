@@ -96,13 +96,11 @@ def gemv(args, thread, n_threads):
                     codes_at = tile + block * CODE_STRIDE
                     factor = broadcast_f32(record + SCALE)
                     for half in static(range(HALVES)):
-                        total = start_total(record + static(NEGATIVE[half]))
-                        for groups in static(FOLDS[half]):
-                            partial = start_partial(record + static(NEGATIVE[half]))
-                            for group in static(groups):
-                                partial = dot(partial, codes[group](codes_at), broadcast4(record + 4 * group))
-                            total = dot_fold(total, partial)
-                        acc = fma(mul(scale(tile, block, integer(half)), factor), to_f32(total), acc)
+                        products = dot_start(record + static(NEGATIVE[half]))
+                        for group in static(GROUPS[half]):
+                            products = dot(products, codes[group](codes_at), broadcast4(record + 4 * group))
+                        row_scale = mul(scale(tile, block, integer(half)), factor)
+                        acc = fma(row_scale, to_f32(dot_close(products)), acc)
                         if static(MINIMUM):
                             sums = broadcast_f32(record + static(SUMS[half]))
                             acc = fma(minimum(tile, block, integer(half)), sums, acc)
@@ -134,7 +132,7 @@ def gemm(args, thread, n_threads):
     accumulate = load_i64(args + static(A.accumulate))
     out_scale = load_f32(args + static(A.scale))
     unpacked = load_i64(args + static(A.scratch)) + thread * load_i64(args + static(A.scratch_stride))
-    fold = opaque(static(len(FOLDS[0][0])))
+    groups = opaque(static(len(GROUPS[0])))
     sums_at = unpacked + static(CHUNK_BLOCKS * UNPACKED)
     while True:
         first = atomic_add(args, grain)
@@ -179,29 +177,24 @@ def gemm(args, thread, n_threads):
                             for _ in range(n_blocks):
                                 for half in static(range(HALVES)):
                                     for t in static(range(width)):
-                                        total[t] = start_total(record[t] + static(NEGATIVE[half]))
-                                    for groups in static(FOLDS[half]):
-                                        for t in static(range(width)):
-                                            partial[t] = start_partial(record[t] + static(NEGATIVE[half]))
-                                        if static(UNROLL):
-                                            for at in static(groups):
-                                                weight_codes = load_i8x64(w + 64 * at)
-                                                for t in static(range(width)):
-                                                    inputs = broadcast4(record[t] + 4 * at)
-                                                    partial[t] = dot(partial[t], weight_codes, inputs)
-                                        else:
-                                            for i in range(fold):
-                                                at = static(groups[0]) + i
-                                                weight_codes = load_i8x64(w + 64 * at)
-                                                for t in static(range(width)):
-                                                    inputs = broadcast4(record[t] + 4 * at)
-                                                    partial[t] = dot(partial[t], weight_codes, inputs)
-                                        for t in static(range(width)):
-                                            total[t] = dot_fold(total[t], partial[t])
+                                        products[t] = dot_start(record[t] + static(NEGATIVE[half]))
+                                    if static(UNROLL):
+                                        for at in static(GROUPS[half]):
+                                            weight_codes = load_i8x64(w + 64 * at)
+                                            for t in static(range(width)):
+                                                inputs = broadcast4(record[t] + 4 * at)
+                                                products[t] = dot(products[t], weight_codes, inputs)
+                                    else:
+                                        for i in range(groups):
+                                            at = static(GROUPS[half][0]) + i
+                                            weight_codes = load_i8x64(w + 64 * at)
+                                            for t in static(range(width)):
+                                                inputs = broadcast4(record[t] + 4 * at)
+                                                products[t] = dot(products[t], weight_codes, inputs)
                                     weight_scale = load_f32x16(w + static(512 + 64 * half))
                                     for t in static(range(width)):
                                         factor = mul(weight_scale, broadcast_f32(record[t] + SCALE))
-                                        acc[t] = fma(factor, to_f32(total[t]), acc[t])
+                                        acc[t] = fma(factor, to_f32(dot_close(products[t])), acc[t])
                                     if static(MINIMUM):
                                         weight_minimum = load_f32x16(w + static(512 + 64 * (HALVES + half)))
                                         for t in static(range(width)):
@@ -272,9 +265,6 @@ def _quantized_parameters(name: str) -> dict:
     tile = unpack.tile
     halves = tile.halves
     dot = make_dot(unpack.bits, unpack.highest, unpack.zero, 8 // halves)
-    groups, fold = 8 // halves, dot.groups_per_fold
-    # The groups of 4 inputs in each partial sum of each half.
-    folds = [[range(i, i + fold) for i in range(half * groups, (half + 1) * groups, fold)] for half in range(halves)]
     return {
         "A": LINEAR,
         "RECORD": RECORD,
@@ -286,7 +276,7 @@ def _quantized_parameters(name: str) -> dict:
         "MINIMUM": tile.minimum,
         "TILE_BYTES": tile.bytes,
         "CODE_STRIDE": tile.code_bytes,
-        "FOLDS": folds,
+        "GROUPS": [range(half * 8 // halves, (half + 1) * 8 // halves) for half in range(halves)],
         "PREFETCH": PREFETCH,
         "UNROLL": UNROLL,
         "CHUNK_BLOCKS": CHUNK_BLOCKS,
@@ -297,10 +287,9 @@ def _quantized_parameters(name: str) -> dict:
         **{f"codes_{group}": codes for group, codes in enumerate(unpack.codes)},
         "scale": unpack.scale,
         "minimum": unpack.minimum,
-        "start_total": dot.start_total,
-        "start_partial": dot.start_partial,
+        "dot_start": dot.start,
         "dot": dot.dot,
-        "dot_fold": dot.fold,
+        "dot_close": dot.close,
     }
 
 

@@ -10,6 +10,7 @@ from .dot import make_dot
 from .simd import (
     TARGET,
     add,
+    add_i32,
     atomic_add,
     broadcast4,
     constant_ir,
@@ -89,7 +90,7 @@ def dot_products(args, thread, n_threads):
                 partial[s] = dot(partial[s], weights, broadcast4(at + 4 * s))
     total = zero_i32()
     for s in static(range(SUMS)):
-        total = dot_fold(total, partial[s])
+        total = add_i32(total, dot_close(partial[s]))
     store_f32x16(result, to_f32(total))
 
 
@@ -118,7 +119,7 @@ def fused_multiply_add(args, thread, n_threads):
 def _build_dot():
     steps = make_dot(bits=4, highest=15, zero=0, groups=8)
     return specialize(
-        dot_products, A=PROBE, SUMS=SUMS, dot_start=steps.start_partial, dot=steps.dot, dot_fold=steps.fold
+        dot_products, A=PROBE, SUMS=SUMS, dot_start=steps.start, dot=steps.dot, dot_close=steps.close
     )
 
 

@@ -407,9 +407,10 @@ load_low4x16, load_high4x16 = _load_nibbles(0), _load_nibbles(4)  # the nibbles 
 def load_e8m0x16(builder, where):
     """16 bytes e as 2^(e − 128): half of what E8M0 means, as the doubled levels of MXFP4 want it."""
     e = builder.zext(load_ir(builder, where, ir.VectorType(_I8, 16)), i32x16.ir)
-    normal = builder.shl(builder.sub(e, constant_ir(i32x16, 1)), constant_ir(i32x16, 23))
-    subnormal = builder.shl(constant_ir(i32x16, 1 << 21), e)
-    is_normal = builder.icmp_signed(">", e, constant_ir(i32x16, 1))
+    # The bits of the normal numbers, e - 1 in the exponent, are the larger from e = 2 on.
+    normal = builder.sub(builder.shl(e, constant_ir(i32x16, 23)), constant_ir(i32x16, 1 << 23))
+    subnormal = builder.add(builder.shl(e, constant_ir(i32x16, 21)), constant_ir(i32x16, 1 << 21))
+    is_normal = builder.icmp_signed(">", normal, subnormal)
     return builder.bitcast(builder.select(is_normal, normal, subnormal), f32x16.ir)
 
 

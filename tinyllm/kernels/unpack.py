@@ -13,11 +13,12 @@ from functools import reduce
 import llvmlite.ir as ir
 import numpy as np
 
-from .dot import SIGNED_BYTES
+from .dot import SIGNED_BYTES, SUMS_PAIRS, fits_16_bits
 from .formats import FIELDS, PANEL_ROWS, SCALE_BYTES, TILES, Tile
 from .simd import (
     address,
     constant_ir,
+    fma,
     i8x64,
     load_bf16x16,
     load_e8m0x16,
@@ -110,23 +111,37 @@ def _factor_of(tile: Tile, floats_at: int, integers_at: int, load_integer: Calla
     return floats_times_integers if gain == 1 else all_times_gain
 
 
+def _centred(scale: Callable, minimum: Callable, zero: int) -> Callable:
+    """The minimum that makes up for a zero: scale · code + minimum = scale · (code − zero) + this."""
+
+    @inline
+    def centred(at, block, half):
+        return fma(scale(at, block, half), splat_f32(np.float32(zero)), minimum(at, block, half))
+
+    return centred
+
+
 def _unpack_of(tile: Tile) -> Unpack:
     table, zero = _table(tile) if tile.levels else (None, tile.zero)
     highest = max(table) if table else 2**tile.bits - 1
     if tile.bits == 8 and not SIGNED_BYTES:
         zero = 128
     bits = 8 if tile.levels and zero in (0, 128) else highest.bit_length()
+    scale = _factor_of(tile, tile.scales_at, tile.integers_at, _LOAD_INTEGER.get(tile.integers), tile.gain)
     minimum = None
     if tile.minimum:
         load_integer = _LOAD_INTEGER_MINIMUM.get(tile.integers)
         minimum = _factor_of(tile, tile.minima_at, tile.integer_minima_at, load_integer, 1.0)
+        if SUMS_PAIRS and not fits_16_bits(highest, zero, 8 // tile.halves):
+            zero = 2 ** (tile.bits - 1)
+            minimum = _centred(scale, minimum, zero)
     return Unpack(
         tile=tile,
         codes=tuple(_codes_of(tile, group, table) for group in range(8)),
         bits=bits,
         highest=highest,
         zero=zero,
-        scale=_factor_of(tile, tile.scales_at, tile.integers_at, _LOAD_INTEGER.get(tile.integers), tile.gain),
+        scale=scale,
         minimum=minimum,
     )
 
