@@ -1,4 +1,4 @@
-"""Looking inside a run: a prompt goes in, every stage of its tokens' way comes out as arrays, rows, or one HTML page."""
+"""Looking inside a run: a prompt goes in, every stage of its way comes out as arrays, rows, or a page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Attention probabilities, recomputed from the stored queries and cache pages, since the kernel keeps none.
 
-Out come a map per head, what each source would add to the stream (value weighting), and the distance to the kernel's own
-result, which says how far the recomputation can be trusted.
+Out come a map per head, what each source would add to the stream (value weighting), and the distance to the kernel's
+own result, which says how far the recomputation can be trusted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 MAP_BYTES = 384 << 20
 """Most memory that maps may take; of longer prompts the last queries are kept."""
 _NO_WINDOW = 1 << 29
-_ELEMENTS = {"f16": np.float16, "f32": np.float32}
 
 
 @dataclass(eq=False)
@@ -85,15 +84,12 @@ class AttentionReader:
         self.model, self.sequence = model, sequence
         n_heads = sum(layer.n_heads for layer in model.config.layers)
         self.max_queries = max(1, MAP_BYTES // (4 * max(1, n_heads) * max(1, n_tokens)))
-        self.readable = model.kv_type in _ELEMENTS
         self._ops: dict[int, Op] = {}
         self._pieces: dict[int, list[tuple[int, np.ndarray, np.ndarray | None]]] = {}
         self._errors: dict[int, list[float]] = {}
 
     def read(self, op: Op, n_rows: int, out: np.ndarray) -> None:
         """Recompute the rows of this step; `out`: what the kernel made of them, float32 [n_rows, n_heads · v_dim]."""
-        if not self.readable:
-            return
         a = op.values
         self._ops[op.layer] = op
         n_heads, n_kv_heads, head_dim = a["n_heads"], a["n_kv_heads"], a["head_dim"]
@@ -165,18 +161,15 @@ class AttentionReader:
     def _cached(self, op: Op, n_keys: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys [n_kv_heads, head_dim, n] and values [n_kv_heads, n, v_dim] of a sequence's first positions, float32."""
         a, pool = op.values, self.model.cache.layers[op.layer]
-        n_pages = -(-n_keys // PAGE)
+        n_pages, head_dim, v_dim = -(-n_keys // PAGE), a["head_dim"], a["v_dim"]
         pages = _pages(pool, self.sequence.pages.numbers(pool.group)[:n_pages], a["n_kv_heads"])
-        element = np.dtype(_ELEMENTS[self.model.kv_type])
-        head_dim, v_dim = a["head_dim"], a["v_dim"]
-        keys = pages[:, :, : head_dim * PAGE * element.itemsize].view(element)
-        keys = keys.reshape(n_pages, -1, head_dim, PAGE).transpose(1, 2, 0, 3).reshape(a["n_kv_heads"], head_dim, -1)
-        keys = keys[:, :, :n_keys].astype(np.float32)
+        keys = _floats(pages[:, :, : pool.v_offset], self.model.kv_type, (-1, PAGE), axis=-2)
+        keys = keys.transpose(1, 2, 0, 3).reshape(a["n_kv_heads"], -1, n_pages * PAGE)[:, :head_dim, :n_keys]
         if op.one.endswith("-latent"):  # values are the first part of the keys
             return keys, np.ascontiguousarray(keys[:, :v_dim].transpose(0, 2, 1))
-        values = pages[:, :, pool.v_offset :].view(element).reshape(n_pages, a["n_kv_heads"], PAGE, -1)[..., :v_dim]
-        values = values.transpose(1, 0, 2, 3).reshape(a["n_kv_heads"], -1, v_dim)
-        return keys, values[:, :n_keys].astype(np.float32)
+        values = _floats(pages[:, :, pool.v_offset :], self.model.kv_type, (PAGE, -1), axis=-1)
+        values = values.transpose(1, 0, 2, 3).reshape(a["n_kv_heads"], n_pages * PAGE, -1)
+        return keys, np.ascontiguousarray(values[:, :n_keys, :v_dim])
 
     def _value_norms(self, index: int, op: Op, n: int) -> np.ndarray | None:
         """‖W_O v‖ for each head and position, where the output matrix takes the heads' values as they are."""
@@ -204,3 +197,14 @@ def _pages(pool: LayerPool, numbers: list[int], n_kv_heads: int) -> np.ndarray:
     whole = (len(pool.memory) - start) // pool.page_bytes
     pages = pool.memory[start : start + whole * pool.page_bytes].reshape(whole, n_kv_heads, pool.head_bytes)
     return pages[numbers]
+
+
+def _floats(pages: np.ndarray, kv_type: str, shape: tuple[int, int], axis: int) -> np.ndarray:
+    """Keys or values of pages (uint8 [..., n_bytes]) as float32 [..., *shape]; blocks of q8_0 lie along `axis`."""
+    lead = pages.shape[:-1]
+    if kv_type != "q8_0":
+        return pages.view(np.float16 if kv_type == "f16" else np.float32).astype(np.float32).reshape(*lead, *shape)
+    n = pages.shape[-1] * 32 // 34
+    codes = pages[..., :n].view(np.int8).astype(np.float32).reshape(*lead, *shape)
+    scales = np.ascontiguousarray(pages[..., n:]).view(np.float16).astype(np.float32).reshape(*lead, *shape)
+    return codes * np.repeat(scales, 32, axis=axis)

@@ -1,4 +1,4 @@
-"""Who wrote a token's logit: the residual stream is a sum, and so is the logit once the final norm's scale is held fixed.
+"""Who wrote a token's logit: the residual stream is a sum, and so is the logit once the final norm's scale is fixed.
 
 Every half layer's addition times the token's output row, over the scale that the final state has (direct logit
 attribution; Elhage et al. 2021). A reading of the sum, not a statement about causes.
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 class Contributions:
     """Parts of one chosen token's logit: `parts` float64 [2 · n_layers + 1], the embedding and then each half layer.
 
-    `constant` comes from biases behind the stream. The sum of both is `sum`; `logit` is what the model computed (before a
-    cap, if it has one), and the difference is the rounding of the quantized last product. `centred` are the parts over the mean
-    of the vocabulary, which the softmax does not see, or None for models with a LayerNorm at the end.
+    `constant` comes from biases behind the stream. The sum of both is `sum`; `logit` is what the model computed (before
+    a cap, if it has one), and the difference is the rounding of the quantized last product. `centred` are the parts
+    over the mean of the vocabulary, which the softmax does not see; None where a LayerNorm, a bias or a cap stands
+    at the end.
     """
 
     position: int
@@ -48,7 +49,7 @@ class Contributions:
 def contributions(
     model: Model, states: np.ndarray, position: int, token: int, logits: np.ndarray, lens: Lens
 ) -> Contributions:
-    """Take the logit of `token` at a position apart; `states`: float32 [S, T, n_embd], `logits`: the model's own there."""
+    """Take the logit of `token` at a position apart; `states`: float32 [S, T, n_embd], `logits`: the model's there."""
     config, tensors = model.config, model.file.tensors
     stream = states[:, position].astype(np.float64)
     writes = np.diff(stream, axis=0, prepend=np.zeros((1, stream.shape[1])))

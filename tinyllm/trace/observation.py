@@ -38,7 +38,7 @@ ACTIVE_SHARE = 0.1
 class StageRange:
     """Size and spread of a stage's rows: float32 [n_tokens] each; `histogram` (int [16]) is of the last row.
 
-    The bins are equal parts from the last row's smallest to its largest value. `seconds` is the time of the stage's ops.
+    The bins are equal parts from the last row's smallest to its largest value. `seconds`: the time of the stage's ops.
     """
 
     width: int
@@ -129,7 +129,7 @@ class Observation:
         return np.concatenate(rows.kept) if rows is not None and rows.kept else None
 
     def residual(self) -> np.ndarray:
-        """The residual stream: float32 [2 · n_layers + 1, T, n_embd], behind the embedding and behind each half layer."""
+        """The residual stream: float32 [2 · n_layers + 1, T, n_embd], behind the embedding and each half layer."""
         states = [self.array("embed")]
         for layer in range(self.n_layers):
             for stage in ("resid_mid", "resid_post"):
@@ -157,7 +157,7 @@ class Observation:
         return {layer: Router(*map(np.concatenate, zip(*parts, strict=True))) for layer, parts in self._routers.items()}
 
     def neurons(self) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-        """Feed-forward activations by layer, for each token: share of active ones, neurons that carry half and 90 % of the
+        """Feed-forward activations by layer, for each token: share of active ones, how many carry half and 90 % of the
         energy (int [T, 2]), numbers and values of the strongest ([T, 8])."""
         return {layer: tuple(map(np.concatenate, zip(*parts, strict=True))) for layer, parts in self._neurons.items()}
 

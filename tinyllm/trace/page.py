@@ -1,6 +1,6 @@
 """One self-contained HTML page of a trace: texts as JSON, numbers packed, attention maps within a size that opens fast.
 
-The page needs no network and its policy forbids any. Prompts are hostile input: they enter as JSON and become text nodes.
+The page needs no network and its policy forbids any. Prompts are hostile input: they enter as JSON and become text.
 """
 
 from __future__ import annotations

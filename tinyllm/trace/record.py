@@ -51,7 +51,7 @@ class Trace:
     """One run, seen from the inside. T is the number of positions that ran: all tokens but the last generated one.
 
     `residual`: float32 [2 · n_layers + 1, T, n_embd], the stream behind the embedding and each half layer.
-    `attention`: one entry per layer, None where a layer has none. `choices`: steps of the sampling, as many as tokens were
+    `attention`: one entry per layer, None where a layer has none. `choices`: steps of the sampling, one for each token
     generated; step i was chosen from the logits at position `n_prompt - 1 + i` (`logits` float32 [n, n_vocab]).
     `arrays`: stages that were kept, by (stage, layer).
     """
@@ -107,7 +107,7 @@ class Trace:
 
     @cached_property
     def column_mass(self) -> np.ndarray:
-        """Share of attention that each position draws from the queries behind it: float64 [n_layers, T]; NaN if none."""
+        """Share of attention that a position draws from the queries behind it: float64 [n_layers, T]; NaN if none."""
         mass = np.full((self.n_layers, self.n_tokens), np.nan)
         for index, layer in enumerate(self.attention):
             if layer is None:
@@ -136,7 +136,7 @@ class Trace:
         return max((layer.error for layer in self.attention if layer is not None), default=0.0)
 
     def save(self, path: str | Path) -> None:
-        """Write all arrays to a NumPy archive: `blk.3.resid_post`, `blk.3.attn_scores` [heads, queries, T], `logits`, …"""
+        """Write all arrays to a NumPy archive: `blk.3.resid_post`, `blk.3.attn_scores` [heads, queries, T], …"""
         named = {stage if layer is None else f"blk.{layer}.{stage}": a for (stage, layer), a in self.arrays.items()}
         for index, layer in enumerate(self.attention):
             if layer is not None and (self.saved_layers is None or index in self.saved_layers):
@@ -164,8 +164,8 @@ def trace(
 
     `prompt`: text or ids, continued as they are, or messages, which go through the chat template. `stages`: more of
     `STAGES` to keep as arrays (the residual stream, attention and logits are kept in any case); `layers`: whose arrays
-    are kept (default: all). `lens_budget_s`: seconds for the logit lens (None: read everything). `find_neighbours` of the
-    embeddings: None means where the table is small enough.
+    are kept (default: all). `lens_budget_s`: seconds for the logit lens (None: read everything). `find_neighbours`: of
+    the embeddings; None means where the table is small enough.
 
     Raises UnsupportedModelError for encoders, and what `generate` raises.
     """
@@ -221,9 +221,7 @@ def trace(
         notes.append(f"nearest tokens of embeddings are left out: the table has {size / 1e6:.0f} M numbers")
     if not lens.complete:
         notes.append("the lens skips layers of older tokens to stay within its time")
-    if not observation.attention.readable:
-        notes.append(f"attention maps are left out: they are not read from a {model.kv_type} cache")
-    elif cut := max((layer.first_query for layer in attention if layer is not None), default=0):
+    if cut := max((layer.first_query for layer in attention if layer is not None), default=0):
         notes.append(f"attention maps begin at query {cut}: those of the whole prompt would not fit in memory")
     kept = {
         key: value

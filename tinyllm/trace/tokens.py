@@ -1,4 +1,4 @@
-"""The tokens that really ran, for display: ids flow in, pieces with bytes, kinds and groups of shared characters out."""
+"""The tokens that really ran, for display: ids flow in, out flow pieces, bytes, kinds and groups that share a character."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ def display(data: bytes) -> str:
     text = data.decode("utf-8", "surrogateescape")
     if text.isascii() and text.isprintable():
         return text.replace(" ", "·")
-    text = re.sub("[\udc80-\udcff]+", lambda m: f"⟨{' '.join(f'{ord(c) & 0xFF:02x}' for c in m[0])}⟩", text)
-    return "".join(_visible(char) for char in text)
+    pieces = re.split("([\udc80-\udcff]+)", text)
+    return "".join(
+        f"⟨{' '.join(f'{ord(char) & 0xFF:02x}' for char in piece)}⟩" if i % 2 else "".join(map(_visible, piece))
+        for i, piece in enumerate(pieces)
+    )
 
 
 def _visible(char: str) -> str:
