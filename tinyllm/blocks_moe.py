@@ -1,6 +1,6 @@
 """A mixture of experts as the feed-forward half of a block: its tensors are asked for here, and its ops recorded.
 
-A row and one of its chosen experts make a pair; pairs are sorted by expert, so that each expert's matrices are read once.
+A row and one of its experts make a pair; pairs are sorted by expert, so that each expert's matrices are read once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EXACT_FORMATS = ("MXFP4", "NVFP4")
 
 
 class ExpertChoice:
-    """Which experts the rows of a step chose: memory that kernels fill (see `kernels/moe.py`); the fields are addresses.
+    """Which experts the rows of a step chose: memory that kernels fill (`kernels/moe.py`); the fields are addresses.
 
     Per row and choice: `ids` int64, `weights` float32, `places`: its pair's number. Per pair: `pair_rows` int64,
     `pair_weights` float32. Per expert: `counts` and `firsts` of its rows in products, of which a pair has `parts`.

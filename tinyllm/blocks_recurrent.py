@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from .blocks_attention import AttentionWorkspace
+from .buffers import Buffer
 from .config import ModelConfig
 from .kernels import abi
-from .plan import Buffer, Plan
+from .plan import Plan
 from .recurrent import RecurrentConfig, whole_panels
 from .weights import Vector, Weights, vector_of
 

@@ -1,4 +1,4 @@
-"""From GGUF metadata, the set of tensors, and one trait row per architecture to an immutable description of the network.
+"""From metadata, the set of tensors, and one trait row per architecture to an immutable description of the network.
 
 This is the only module that names architectures; per-layer facts are expanded into `LayerConfig` here, once.
 """
@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 
 from .errors import ModelFileError, UnsupportedModelError
+from .experts import ExpertsConfig, read_experts
 from .gguf_file import GGUFFile
 from .hyperparameters import Hyperparameters
+from .latent import LatentConfig, read_latent
 from .recurrent import RecurrentConfig, read_recurrent, recurrent_mixer
 from .rope import Rope, RopeReader
 
 log = logging.getLogger("tinyllm")
 
 DEFAULT_CONTEXT = 4096
-SCORINGS = {1: "softmax", 2: "sigmoid", 3: "chosen"}
 POOLINGS = {0: "none", 1: "mean", 2: "cls", 3: "last"}
 
 
@@ -37,7 +38,7 @@ class Traits:
     rotates: str = "all"  # or "windowed": where there are windows, only layers with a window have RoPE
     rotation_switch: str | None = None  # a metadata key that turns RoPE off
 
-    # Windows: every `window_period`-th layer sees all positions, the others a window; 0: no windows, whatever the file says.
+    # Windows: every `window_period`-th layer sees all positions, the others a window. 0: none, whatever the file says.
     window_period: int = 0
     window_layers: int | None = None  # windows only in models with this many layers
     window_default: int = 0
@@ -166,39 +167,13 @@ class LayerConfig:
     mixer: str = "attention"
 
 
-@dataclass(frozen=True)
-class LatentConfig:
-    """Multi-head latent attention: ranks of the compressed q (0: not compressed) and kv, and the parts of a head."""
-
-    q_rank: int
-    kv_rank: int
-    n_rot: int
-    n_plain: int
-    v_dim: int
-
-
-@dataclass(frozen=True)
-class ExpertsConfig:
-    """How tokens choose experts, and what their choice weighs.
-
-    `scoring`: "softmax" or "sigmoid" of all scores, or "chosen": softmax over the chosen experts' scores.
-    `n_groups`: experts are chosen within the best `n_groups_used` groups only.
-    """
-
-    n_experts: int
-    n_used: int
-    n_ff: int
-    scoring: str
-    normalise: bool
-    scale: float
-    n_groups: int
-    n_groups_used: int
-    weighs_input: bool
-
-
 @dataclass(frozen=True, eq=False)
 class ModelConfig:
-    """The network of one file. Sizes count elements; `attention_scale` multiplies q·k; a cap or clamp of 0 means none."""
+    """The network of one file.
+
+    Sizes count elements; `attention_scale` multiplies q·k; caps, clamps and biases of 0 mean none. `parallel`: both
+    halves of a block read the stream at its beginning.
+    """
 
     architecture: str
     name: str
@@ -275,10 +250,10 @@ class _Reader(Hyperparameters):
             raise ModelFileError(f"{self.file.path}: tensor token_embd.weight is missing or no matrix")
         n_ctx = self.context(n_ctx)
         windows = self.windows()
-        latent = self.latent()
+        latent = read_latent(self)
         mixers = [recurrent_mixer(self.file.tensors, layer) for layer in range(self.n_layers)]
         layers, ropes, head_dim = self.layers(windows, latent, mixers, n_ctx)
-        experts = self.experts()
+        experts = read_experts(self, self.n_layers, traits.scoring, traits.normalises_weights, traits.weighs_input)
         name = self.file.metadata.get("general.name")
         logit_scale = self.factor("logit_scale", self.n_embd / traits.logit_width if traits.logit_width else 1.0)
         return ModelConfig(
@@ -431,54 +406,6 @@ class _Reader(Hyperparameters):
             stretch = math.log(self.factor("rope.scaling.factor"))
             scale *= (1.0 + self.number("rope.scaling.yarn_log_multiplier") * stretch) ** 2
         return scale
-
-    def latent(self) -> LatentConfig | None:
-        if not self.has("attention.kv_lora_rank"):
-            return None
-        n_rot = self.integer("rope.dimension_count", maximum=2**16)
-        key_length = "attention.key_length_mla" if self.has("attention.key_length_mla") else "attention.key_length"
-        value_length = (
-            "attention.value_length_mla" if self.has("attention.value_length_mla") else "attention.value_length"
-        )
-        kv_rank = self.integer("attention.kv_lora_rank", maximum=2**16)
-        if kv_rank % 32:
-            raise self.fail("attention.kv_lora_rank", f"is {kv_rank}, not a multiple of 32")
-        return LatentConfig(
-            q_rank=self.integer("attention.q_lora_rank", 0, minimum=0, maximum=2**20),
-            kv_rank=kv_rank,
-            n_rot=n_rot,
-            n_plain=self.integer(key_length, minimum=n_rot + 1, maximum=2**16) - n_rot,
-            v_dim=self.integer(value_length, maximum=2**16),
-        )
-
-    def experts(self) -> ExpertsConfig | None:
-        n_experts = self.integer("expert_count", 0, minimum=0, maximum=2**16)
-        if n_experts == 0:
-            return None
-        traits = self.traits
-        scoring = traits.scoring
-        if self.integer("expert_gating_func", 0, minimum=0, maximum=2**16):
-            code = self.integer("expert_gating_func")
-            if code not in SCORINGS:
-                raise UnsupportedModelError(
-                    f"{self.file.path}: {self.architecture}.expert_gating_func {code} is not supported"
-                )
-            scoring = SCORINGS[code]
-        n_groups = self.integer("expert_group_count", 1, minimum=0, maximum=n_experts) or 1
-        if n_experts % n_groups:
-            raise self.fail("expert_group_count", f"{n_groups} does not divide {n_experts} experts")
-        n_ff = "expert_feed_forward_length" if self.has("expert_feed_forward_length") else "feed_forward_length"
-        return ExpertsConfig(
-            n_experts=n_experts,
-            n_used=self.integer("expert_used_count", maximum=n_experts),
-            n_ff=max(self.per_layer(n_ff, self.n_layers, minimum=0)),
-            scoring=scoring,
-            normalise=self.flag("expert_weights_norm", traits.normalises_weights),
-            scale=self.factor("expert_weights_scale"),
-            n_groups=n_groups,
-            n_groups_used=self.integer("expert_group_used_count", n_groups, minimum=0, maximum=n_groups) or n_groups,
-            weighs_input=traits.weighs_input,
-        )
 
     def pooling(self) -> str | None:
         if not self.has("pooling_type"):

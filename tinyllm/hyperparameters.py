@@ -1,4 +1,4 @@
-"""Typed and checked access to a file's `<architecture>.<key>` metadata; a complaint names the file and the key in one line."""
+"""Typed and checked access to a file's `<architecture>.<key>` metadata; complaints name the file and the key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .gguf_file import GGUFFile
 
 
 class Hyperparameters:
-    """The metadata under one architecture's prefix. Every method raises ModelFileError for a value that makes no sense."""
+    """The metadata under one architecture's prefix. Its methods raise ModelFileError for values that make no sense."""
 
     def __init__(self, file: GGUFFile, architecture: str):
         self.file, self.architecture = file, architecture

@@ -1,7 +1,7 @@
 """The paged cache of keys and values: pools of fixed-size pages, and sequences that own lists of page numbers.
 
-A page number names the same 32 positions in all layers of a group: those with the same window. Windowed layers give back
-the pages that no token can see any more. Forked sequences share their full pages.
+A page number names the same 32 positions in all layers of a group: those with the same window. Windowed layers give
+back the pages that no token can see any more. Forked sequences share their full pages.
 """
 
 from __future__ import annotations

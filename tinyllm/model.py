@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence as Ids
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Ids
 from functools import cached_property
 from typing import Any
 
@@ -199,8 +200,8 @@ class Sequence:
     ) -> np.ndarray | None:
         """Compute `ids` behind what is there, in chunks.
 
-        `want`: logits of the "last" token (float32 [1, n_vocab]), of "all" ([len(ids), n_vocab]), "hidden" states of all
-        ([len(ids), n_embd], normed), or "none" (None).
+        `want`: logits of the "last" token (float32 [1, n_vocab]), of "all" ([len(ids), n_vocab]), "hidden" states of
+        all ([len(ids), n_embd], normed), or "none" (None).
         A KeyboardInterrupt ends the step within an op; the sequence then holds the chunks that were complete.
 
         Raises ContextFullError if the ids do not fit, InvalidParameterError for an id that is no token,

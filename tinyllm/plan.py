@@ -1,4 +1,4 @@
-"""A plan: the named ops of a forward pass, recorded once and executed by the team's compiled loop for any number of rows.
+"""A plan: the named ops of a forward pass, recorded once and run by the team's compiled loop for any number of rows.
 
 Recording hands out buffers and fills a table of (kernel for one row, kernel for many, arguments, row counter).
 """
@@ -27,7 +27,7 @@ class Op:
     """One named step. `weight_bytes` are read per run, `operations_per_row` are arithmetic operations per row.
 
     `source`: what it reads, where the plan looks at that. `private`: see `Plan._make_private`.
-    `calls`: an op that calls other kernels for each of its `blocks` of arguments has them here, for one row and for many.
+    `calls`: the kernels, for one row and for many, that an op calls for each of its `blocks` of arguments.
     """
 
     stage: str
@@ -55,7 +55,7 @@ class Blocks:
 
 
 class Plan:
-    """Ops in order. `rows` and `out_rows` are the counters of the step: rows computed, and rows whose logits are wanted."""
+    """Ops in order. `rows` and `out_rows` count rows of the step: those computed, and those whose logits are wanted."""
 
     def __init__(self, max_rows: int, n_threads: int):
         self.max_rows, self.n_threads = max_rows, n_threads
@@ -401,8 +401,11 @@ class Plan:
         """Names of all kernels that the ops call."""
         names = {name for op in self.ops for name in (op.one, op.many, *(op.calls or ()))}
         kinds = {name for name in names if name.startswith(("elementwise.norm", "elementwise.quantize"))}
-        return names | {name.replace(".norm:", ".norm_private:").replace(".quantize", ".quantize_private")
-                        for name in kinds if "private" not in name}
+        return names | {
+            name.replace(".norm:", ".norm_private:").replace(".quantize", ".quantize_private")
+            for name in kinds
+            if "private" not in name
+        }
 
     def finish(self) -> None:
         """Compile or load the kernels and build the table; the plan is complete."""
@@ -425,8 +428,10 @@ class Plan:
         self._table = table
 
     def _make_private(self) -> None:
-        """Let each thread norm or quantize a single row for itself where a product follows at once: the threads need not
-        wait for each other in between. Thread t's copy is row t of the buffer, which a single row leaves free.
+        """Let each thread norm or quantize a single row for itself where a product follows at once.
+
+        The threads need not wait for each other then. Thread t's copy is row t of the buffer, which a single row leaves
+        free.
         """
         if self.n_threads > self.max_rows:
             return

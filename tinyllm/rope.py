@@ -1,6 +1,6 @@
-"""Rotary positions (RoPE, Su et al. 2021): metadata and factor tensors go in, out come the frequencies of the rotated pairs.
+"""Rotary positions (RoPE, Su et al. 2021): metadata and factor tensors go in, out come frequencies of rotated pairs.
 
-Every way to stretch them over longer contexts is folded in here: linear, YaRN, factors per frequency, long and short sets.
+Every way to stretch them over longer contexts is folded in here: linear, YaRN, factors per frequency, two sets of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Rope:
 
 
 class RopeReader:
-    """Reads the ropes of one file. `n_ctx`, the context that the model is run with, chooses between long and short factors."""
+    """Reads the ropes of a file. `n_ctx`, the context that it is run with, chooses between long and short factors."""
 
     def __init__(self, parameters: Hyperparameters, pairing: str, head_dim: int, n_ctx_train: int, n_ctx: int):
         self.parameters, self.pairing = parameters, pairing
@@ -103,7 +103,7 @@ class RopeReader:
         return ModelFileError(f"{self.parameters.file.path}: tensor {name} {complaint}")
 
     def _yarn(self, frequencies: np.ndarray, base: float) -> np.ndarray:
-        """YaRN (Peng et al. 2023): fast dimensions keep their frequency, slow ones are interpolated, with a ramp between."""
+        """YaRN (Peng et al. 2023): fast dimensions keep their frequency, slow ones are interpolated, a ramp between."""
         beta_fast = self.parameters.factor("rope.scaling.yarn_beta_fast", 32.0)
         beta_slow = self.parameters.factor("rope.scaling.yarn_beta_slow", 1.0)
 

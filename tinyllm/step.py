@@ -1,4 +1,4 @@
-"""What a step is fed with: rows' positions and page tables, blocks of rows, rotary tables, in memory that kernels read."""
+"""What a step is fed with: rows' positions and page tables, blocks of rows, rotary tables, where kernels read them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The network: `record` writes the forward pass of a model down as a plan, once.
 
-This is where the network is written; `blocks_attention` and `blocks_ffn` hold the two halves of a block. A step feeds `x`
-with embedding rows, rotary tables, and the rows' positions and page tables; out come the logits of the rows asked for.
+This is where the network is written; the `blocks_…` modules hold the halves of a block. A step feeds tokens, positions
+and page tables; out come the logits of the rows asked for.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from . import blocks_attention, blocks_recurrent
-from .blocks_attention import AttentionWorkspace, Norm
+from . import blocks_recurrent
+from .blocks_attention import Attention, AttentionWorkspace, Norm
 from .blocks_ffn import FeedForward
+from .blocks_latent import LatentAttention
 from .blocks_moe import Experts
 from .buffers import Buffer
 from .config import ModelConfig
@@ -26,7 +27,7 @@ from .plan import Op, Plan
 from .step import StepInputs
 from .weights import Matrix, Weights
 
-MIXERS = blocks_attention.MIXERS | blocks_recurrent.MIXERS
+MIXERS = {"attention": Attention, "latent": LatentAttention} | blocks_recurrent.MIXERS
 
 
 @dataclass(eq=False)

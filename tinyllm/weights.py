@@ -23,7 +23,6 @@ from .kernels.jit import kernel_addresses
 from .kernels.pack import kernel_of, table_of
 from .team import Team
 
-
 # RoPE factors are read with the configuration.
 _HARMLESS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -99,7 +98,7 @@ class Matrix:
 
 @dataclass(eq=False)
 class Fused:
-    """Matrices with the same input whose outputs lie side by side; `columns` are the first column of each named part."""
+    """Matrices with the same input and outputs side by side; `columns` are the first column of each named part."""
 
     matrices: list[Matrix]
     columns: list[int]
@@ -245,7 +244,7 @@ class Weights:
             if name in self.taken or name in _HARMLESS or (block and int(block[1]) >= n_layers):
                 continue
             raise UnsupportedModelError(
-                f"{self.file.path}: tensor {name} is not known in this architecture, and leaving it out would change results"
+                f"{self.file.path}: tensor {name} is not known in this architecture; without it, results would change"
             )
 
     @property

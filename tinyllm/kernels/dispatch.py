@@ -1,4 +1,4 @@
-"""An op that calls another kernel for each of a list of argument blocks: heads with matrices of their own, chosen experts.
+"""An op that calls another kernel for each of some argument blocks: heads with matrices of their own, chosen experts.
 
 All threads go through the blocks in order and share each one's work by its ticket counter; there is no barrier between
 blocks, because they write to different places.

@@ -1,7 +1,7 @@
 """Mixture of experts around the matrix products: scores to chosen experts, rows sorted by expert, outputs put together.
 
-A step's rows that chose the same expert become neighbours ("pairs" of a row and a choice), so that each expert's weights
-are read once however many rows want them, and those of experts that nobody chose are not read at all.
+A step's rows that chose the same expert become neighbours ("pairs" of a row and a choice), so that each expert's
+weights are read once however many rows want them, and those of experts that nobody chose are not read at all.
 """
 
 from __future__ import annotations
