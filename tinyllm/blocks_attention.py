@@ -118,7 +118,8 @@ class AttentionWorkspace:
         layer, rows = config.layers[index], self.max_rows
         v_padded = padded(layer.v_dim)
         self.plan.need_scratch(
-            4 * ((layer.head_dim + v_padded) * abi.PAGE + rows * (layer.head_dim + abi.PAGE + 2 * v_padded + 4))
+            4 * ((layer.head_dim + v_padded) * abi.PAGE + rows * (layer.head_dim + abi.PAGE + 2 * v_padded + 16))
+            + 4 * 6 * (rows + 15)
         )
         everything = 2**30
         left = right = everything

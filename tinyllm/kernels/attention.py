@@ -188,10 +188,15 @@ def attend(args, thread, n_threads):
     scores = queries + max_rows * head_dim * 4
     part_out = scores + max_rows * PAGE * 4
     all_out = part_out + max_rows * v_padded * 4
+    # Vectors of 16 rows may reach behind the last row.
+    numbers = 4 * (max_rows + 15)
     part_max = all_out + max_rows * v_padded * 4
-    part_sum = part_max + max_rows * 4
-    all_max = part_sum + max_rows * 4
-    all_sum = all_max + max_rows * 4
+    part_sum = part_max + numbers
+    all_max = part_sum + numbers
+    all_sum = all_max + numbers
+    tops = all_sum + numbers
+    rescale = tops + numbers
+    part_sums = rescale + numbers
     single = n_blocks == 1 and load_i64(blocks + BLOCK_ROWS) == 1
     partition_start = max(load_i64(blocks + BLOCK_POSITION) - window_left, 0) // PARTITION
     n_partitions = load_i64(blocks + BLOCK_POSITION) // PARTITION + 1 - partition_start
@@ -231,7 +236,7 @@ def attend(args, thread, n_threads):
         for partition in range(partition_first, partition_last + 1):
             for r in range(n_rows):
                 store_f32(part_max + 4 * r, MASKED)
-                store_f32(part_sum + 4 * r, np.float32(0.0))
+                store_f32x16(part_sums + 64 * r, zero_f32())
                 for i in range(0, v_padded, 16):
                     store_f32x16(part_out + (r * v_padded + i) * 4, zero_f32())
             page_first = max(partition * PARTITION, lowest) // PAGE
@@ -289,36 +294,33 @@ def attend(args, thread, n_threads):
                     if base < visible_from or base + PAGE - 1 > visible_to:
                         s_low = hide(s_low, base, visible_from, visible_to)
                         s_high = hide(s_high, base + 16, visible_from, visible_to)
-                    old_max = load_f32(part_max + 4 * r)
-                    new_max = max(old_max, max_lanes(maximum(s_low, s_high)))
-                    # A page may hide all its positions from a row: then nothing of it counts.
-                    if new_max > MASKED:
-                        alpha = np.float32(1.0)
-                        if new_max > old_max:
-                            alpha = scalar_exp(old_max - new_max)
-                        p_low = exp_or_zero(s_low, new_max)
-                        p_high = exp_or_zero(s_high, new_max)
-                        total = sum_lanes(add(p_low, p_high))
-                        store_f32(part_sum + 4 * r, load_f32(part_sum + 4 * r) * alpha + total)
-                        store_f32(part_max + 4 * r, new_max)
-                        if alpha != 1.0:
-                            rescale = splat_f32(alpha)
-                            for i in range(0, v_padded, 16):
-                                o_at = part_out + (r * v_padded + i) * 4
-                                store_f32x16(o_at, mul(load_f32x16(o_at), rescale))
-                    else:
-                        p_low = zero_f32()
-                        p_high = zero_f32()
+                    store_f32x16(at, s_low)
+                    store_f32x16(at + 64, s_high)
+                    store_f32(tops + 4 * r, max_lanes(maximum(s_low, s_high)))
+                # Sixteen rows' maxima at a time; a row's loops have no branches and no sums across lanes.
+                for r in range(0, n_rows, 16):
+                    old_max = load_f32x16(part_max + 4 * r)
+                    new_max = maximum(old_max, load_f32x16(tops + 4 * r))
+                    store_f32x16(part_max + 4 * r, new_max)
+                    store_f32x16(rescale + 4 * r, exp(sub(old_max, new_max)))
+                for r in range(n_rows):
+                    at = scores + r * 128
+                    top = broadcast_f32(part_max + 4 * r)
+                    p_low = exp_or_zero(load_f32x16(at), top)
+                    p_high = exp_or_zero(load_f32x16(at + 64), top)
                     store_f32x16(at, p_low)
                     store_f32x16(at + 64, p_high)
+                    kept = mul(load_f32x16(part_sums + 64 * r), broadcast_f32(rescale + 4 * r))
+                    store_f32x16(part_sums + 64 * r, add(kept, add(p_low, p_high)))
                 row = 0
                 for width in static(WIDTHS):
                     while row + width <= n_rows:
                         for i in range(0, v_padded, static(16 * VECTORS)):
                             o_at = part_out + (row * v_padded + i) * 4
                             for t in static(range(width)):
+                                kept = broadcast_f32(rescale + 4 * (row + t))
                                 for v in static(range(VECTORS)):
-                                    acc[t, v] = load_f32x16(o_at + t * v_padded * 4 + static(64 * v))
+                                    acc[t, v] = mul(kept, load_f32x16(o_at + t * v_padded * 4 + static(64 * v)))
                             p_at = scores + row * 128
                             v_at = values + 4 * i
                             for _ in range(PAGE):
@@ -334,6 +336,8 @@ def attend(args, thread, n_threads):
                                 for v in static(range(VECTORS)):
                                     store_f32x16(o_at + t * v_padded * 4 + static(64 * v), acc[t, v])
                         row += width
+            for r in range(n_rows):
+                store_f32(part_sum + 4 * r, sum_lanes(load_f32x16(part_sums + 64 * r)))
             if not single:
                 for r in range(n_rows):
                     merge(
@@ -419,9 +423,8 @@ def scalar_exp(x):
 
 @inline
 def exp_or_zero(s, top):
-    """e^(s - top), exactly zero for hidden positions."""
-    shifted = sub(s, splat_f32(top))
-    return select(less(splat_f32(np.float32(-80.0)), shifted), exp(shifted), zero_f32())
+    """e^(s - top), exactly zero for hidden positions, also where all are hidden."""
+    return select(less(splat_f32(MASKED), s), exp(sub(s, top)), zero_f32())
 
 
 @inline
