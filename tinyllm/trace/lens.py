@@ -115,13 +115,12 @@ def read_lens(
     if budget_s is None:
         reader.read(recent + older, everything)
     else:
-        left = budget_s - (perf_counter() - started)
-        per_row = (perf_counter() - started) / max(1, reader.n_rows)
-        stride = 2
-        while stride < n_states and len(older) * (n_states // stride + 1) * per_row > left:
-            stride *= 2
+        spent = perf_counter() - started
+        cost = len(older) * (n_states // 2 + 1) * spent / max(1, reader.n_rows)
+        # Every layer if there is time, else every second one, else (huge vocabularies, slow machines) every fourth.
+        stride = 2 if cost < budget_s - spent else 4 if cost < 4 * budget_s else 8
         reader.read(older, set(range(n_states - 1, -1, -stride)))
-        if (budget_s - (perf_counter() - started)) > len(recent) * n_states * per_row:
+        if (budget_s - (perf_counter() - started)) > len(recent) * n_states * spent / max(1, reader.n_rows):
             reader.read(recent, everything)
     reader.lens.seconds = perf_counter() - started
     return reader.lens

@@ -16,6 +16,7 @@ import numpy as np
 
 from tinyllm.errors import InvalidParameterError, UnsupportedModelError
 from tinyllm.generate import Step, generate
+from tinyllm.model_info import FILE_TYPES
 from tinyllm.sampler import SamplingParams
 from tinyllm.sampling_record import Recorder, TokenRecord
 from tinyllm.trace.contributions import Contributions, contributions
@@ -290,7 +291,10 @@ def _prompt_ids(model: Model, prompt: Any, template: Any) -> tuple[str | list[in
 
 
 def quantization(model: Model) -> str:
-    """The type that most of the file's bytes are in."""
+    """The recipe that the file names, or else the type that most of its bytes are in."""
+    recipe = model.file.metadata.get("general.file_type")
+    if recipe in FILE_TYPES:
+        return FILE_TYPES[recipe]
     sizes: dict[str, int] = {}
     for tensor in model.file.tensors.values():
         sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.n_bytes

@@ -1,4 +1,4 @@
-"""The tokens that really ran, for display: ids flow in, out flow pieces, bytes, kinds and groups that share a character."""
+"""The tokens that really ran, for display: ids flow in, pieces, bytes, kinds and groups flow out."""
 
 from __future__ import annotations
 
