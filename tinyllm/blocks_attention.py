@@ -28,9 +28,9 @@ class Norm:
     per_head: bool = True
 
     @classmethod
-    def load(cls, weights: Weights, name: str, n: int) -> Norm | None:
-        """The norm with this name over n values; None if the file has none."""
-        if not weights.expects(f"{name}.weight"):
+    def load(cls, weights: Weights, name: str, n: int, optional: bool = True) -> Norm | None:
+        """The norm with this name over n values; None if it is optional and the file has none."""
+        if optional and not weights.expects(f"{name}.weight"):
             return None
         return cls(weights.vector(f"{name}.weight", n), weights.vector(f"{name}.bias", n, optional=True))
 

@@ -9,13 +9,9 @@ import numpy as np
 
 from .config import POOLINGS
 from .errors import InvalidParameterError, UnsupportedModelError
-from .kernels.dequantize import decode
 
 if TYPE_CHECKING:
     from .model import Model
-
-# Layers behind the pooling that files of sentence encoders may have.
-_DENSE = ("dense_2.weight", "dense_3.weight")
 
 
 def embed(model: Model, text: str | Ids[int], pooling: str | None = None, normalize: bool = False) -> np.ndarray:
@@ -48,9 +44,8 @@ def embed(model: Model, text: str | Ids[int], pooling: str | None = None, normal
         case "last":
             rows = rows[-1]
     if pooling != "none":
-        for name in _DENSE:
-            if (tensor := model.file.tensors.get(name)) is not None:
-                rows = decode(tensor.type.name, tensor.rows(range(tensor.shape[0])), tensor.shape[1]) @ rows
+        for matrix in model.network.weights.dense:
+            rows = matrix @ rows
     if normalize:
         rows = rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12)
     return rows.astype(np.float32)

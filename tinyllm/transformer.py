@@ -28,6 +28,7 @@ from .step import StepInputs
 from .weights import Matrix, Weights
 
 MIXERS = {"attention": Attention, "latent": LatentAttention} | blocks_recurrent.MIXERS
+_DENSE = ("dense_2.weight", "dense_3.weight")
 
 
 @dataclass(eq=False)
@@ -57,7 +58,7 @@ class Layer:
             return Norm.load(weights, prefix + name, n_embd)
 
         mixer = MIXERS[config.layers[index].mixer](config, index, weights, prefix)
-        attn_norm, attn_norm_2 = norm("attn_norm"), norm("attn_norm_2")
+        attn_norm, attn_norm_2, attn_output_norm = norm("attn_norm"), norm("attn_norm_2"), norm("attn_output_norm")
         post_attention_norm, ffn_norm, post_ffw_norm = (
             norm("post_attention_norm"),
             norm("ffn_norm"),
@@ -66,6 +67,8 @@ class Layer:
         if ffn_norm is None and post_ffw_norm is None:
             # Without norms behind the halves, a norm behind attention is the one before the feed-forward.
             ffn_norm, post_attention_norm = post_attention_norm, None
+        if attn_norm is None and post_attention_norm is None and attn_output_norm is None:
+            raise weights.missing(prefix + "attn_norm.weight")
         if attn_norm_2 is not None:
             attn_norm, ffn_norm = attn_norm_2, attn_norm
         n_ff = config.layers[index].n_ff
@@ -78,7 +81,7 @@ class Layer:
             attn_norm,
             mixer,
             post_attention_norm,
-            norm("attn_output_norm"),
+            attn_output_norm,
             ffn_norm,
             ffn,
             post_ffw_norm,
@@ -145,12 +148,16 @@ class Embedding:
 
 @dataclass(eq=False)
 class ModelWeights:
-    """All tensors of a model. `output` is None in encoders, whose result is the residual stream itself."""
+    """All tensors of a model. `output` is None in encoders, whose result is the residual stream itself.
+
+    `dense` are matrices that sentence encoders apply to the pooled result.
+    """
 
     embedding: Embedding
     layers: list[Layer]
     output_norm: Norm | None
     output: Matrix | None
+    dense: list[np.ndarray]
 
 
 def load_weights(config: ModelConfig, weights: Weights) -> ModelWeights:
@@ -166,8 +173,9 @@ def load_weights(config: ModelConfig, weights: Weights) -> ModelWeights:
     result = ModelWeights(
         embedding=Embedding(config, weights),
         layers=[Layer.load(config, index, weights) for index in range(config.n_layers)],
-        output_norm=Norm.load(weights, _output_norm(config, weights), config.n_embd),
+        output_norm=Norm.load(weights, _output_norm(config, weights), config.n_embd, optional=not config.causal),
         output=output,
+        dense=[weights.floats(name, *weights.shape(name)) for name in _DENSE if weights.has(name)],
     )
     weights.refuse_unknown(config.n_layers)
     return result

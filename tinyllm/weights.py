@@ -146,11 +146,14 @@ class Weights:
         """
         tensor = self.file.tensors.get(name)
         if tensor is None:
-            raise ModelFileError(f"{self.file.path}: tensor {name} is missing")
+            raise self.missing(name)
         if tensor.shape != shape:
             raise ModelFileError(f"{self.file.path}: tensor {name} has shape {tensor.shape}, expected {shape}")
         self.taken.add(name)
         return tensor
+
+    def missing(self, name: str) -> ModelFileError:
+        return ModelFileError(f"{self.file.path}: tensor {name} is missing")
 
     def floats(self, name: str, *shape: int) -> np.ndarray:
         """The values of a tensor: float32 of this shape."""
