@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +19,21 @@ def aligned_zeros(n_bytes: int, alignment: int = 64) -> np.ndarray:
     """Zeroed bytes, committed by the system as they are touched."""
     memory = np.zeros(n_bytes + alignment, np.uint8)
     start = -memory.ctypes.data % alignment
+    return memory[start : start + n_bytes]
+
+
+def huge_zeros(n_bytes: int) -> np.ndarray:
+    """Zeroed bytes in huge pages where the system has them, for what is streamed from end to end.
+
+    The mapping must be private: shared memory, Python's default, gets no huge pages, and reading it is a third slower.
+    """
+    huge = 2 << 20
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    mapping = mmap.mmap(-1, n_bytes + huge, **private)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    memory = np.frombuffer(mapping, np.uint8)
+    start = -memory.ctypes.data % huge
     return memory[start : start + n_bytes]
 
 

@@ -6,13 +6,13 @@ Williams, Waterman & Patterson 2009).
 
 from __future__ import annotations
 
-import mmap
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from .buffers import huge_zeros
 from .costs import Work
 from .kernels import abi
 from .kernels.jit import kernel_addresses
@@ -83,13 +83,7 @@ class Prober:
     def __init__(self, team: Team):
         self._team = team
         self._kernels = kernel_addresses(["probes.read", "probes.dot", "probes.fma"])
-        n_bytes = probe_bytes()
-        self._memory = mmap.mmap(-1, n_bytes + (2 << 20))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._memory.madvise(mmap.MADV_HUGEPAGE)
-        buffer = np.frombuffer(self._memory, np.uint8)
-        start = -buffer.ctypes.data % (2 << 20)
-        self._buffer = buffer[start : start + n_bytes]
+        self._buffer = huge_zeros(probe_bytes())
         # 0x3c3c3c3c is 0.0115 as a float: no probe meets infinities or subnormals.
         self._buffer.fill(0x3C)
         self._result = np.zeros(64 * (team.n_threads + 1), np.uint8)
@@ -130,7 +124,6 @@ class Prober:
     def close(self) -> None:
         """Give the buffer back."""
         self._buffer = None
-        self._memory.close()
 
 
 def probe_bytes() -> int:

@@ -6,7 +6,6 @@ All packed weights lie in one arena of huge pages; the file's pages are let go a
 from __future__ import annotations
 
 import math
-import mmap
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from itertools import zip_longest
 
 import numpy as np
 
+from .buffers import huge_zeros
 from .errors import ModelFileError, UnsupportedModelError
 from .gguf_file import GGUFFile, TensorInfo
 from .kernels import abi
@@ -258,12 +258,9 @@ class Weights:
     def place(self) -> None:
         """Give every matrix its address in the arena."""
         sizes = [-(-matrix.n_bytes // 256) * 256 for matrix in self._matrices]
-        arena = mmap.mmap(-1, sum(sizes) + (4 << 20))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            arena.madvise(mmap.MADV_HUGEPAGE)
-        self._arena = np.frombuffer(arena, np.uint8)
+        # Prefetching reaches behind the last matrix.
+        self._arena = huge_zeros(sum(sizes) + (1 << 16))
         address = self._arena.ctypes.data
-        address += -address % (2 << 20)
         for matrix, size in zip(self._matrices, sizes, strict=True):
             matrix.address = address
             address += size
