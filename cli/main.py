@@ -21,6 +21,7 @@ LazyGroup.table = {
     "chat": Subcommand("tinyllm_cli.chat:chat", "Talk with a model."),
     "bench": Subcommand("tinyllm_cli.bench:bench", "Measure speed, and where the time goes."),
     "trace": Subcommand("tinyllm_cli.trace:trace", "Look inside: what each stage makes of a prompt."),
+    "perplexity": Subcommand("tinyllm_cli.perplexity:perplexity", "Measure how well models predict a text."),
     "list": Subcommand("tinyllm_cli.models:list_models", "List the models on this machine."),
     "pull": Subcommand("tinyllm_cli.models:pull", "Fetch a model, or check the one that is here."),
     "show": Subcommand("tinyllm_cli.models:show", "Tell what is in a model file."),
