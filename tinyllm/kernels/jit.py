@@ -32,7 +32,7 @@ _loaded: dict[str, int] = {}
 _engines: list[llvm.ExecutionEngine] = []
 _kept: list[object] = []
 _compiling: list[float] = []
-_SIBLING_IMPORT = re.compile(rb"^\s*from \.(\w+) import", re.MULTILINE)
+_SIBLING_IMPORT = re.compile(r"^\s*from \.(?:(\w+) import| import ([\w, ]+))", re.MULTILINE)
 
 
 @cache
@@ -54,7 +54,8 @@ def _source_key(module: str) -> str:
         if name in sources:
             continue
         sources[name] = (folder / f"{name}.py").read_bytes()
-        pending += [found.decode() for found in _SIBLING_IMPORT.findall(sources[name])]
+        for one, several in _SIBLING_IMPORT.findall(sources[name].decode()):
+            pending += [one] if one else [part.split()[0] for part in several.split(",")]
     digest = hashlib.sha256()
     for name in sorted(sources):
         digest.update(name.encode() + b"\0" + sources[name] + b"\0")

@@ -6,14 +6,13 @@ What differs by type is where a block keeps its codes and scales; the layouts ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from . import pack_words as words
-from . import pack_words_iq as iq
 from .abi import PACK
 from .block_format import BlockFormat
 from .dequantize import BLOCK_FORMATS, PLAIN_TYPES
 from .formats import BLOCK, FIELDS, PANEL_ROWS, SCALE_BYTES, tile_of
+from .pack_words import PLAIN_BLOCKS
+from .pack_words_iq import IQ_BLOCKS
 from .simd import atomic_add, integer, load_i64, load_u8, load_u16, load_u32, store_i32, store_u8, store_u16
 from .specialize import inline, specialize, static
 
@@ -98,54 +97,7 @@ def move_u32(target, source):
     store_i32(target, load_u32(source))
 
 
-@dataclass(frozen=True)
-class FileBlock:
-    """How the tile of one row is read from a type's blocks.
-
-    word(block, index, group, table) -> 4 codes of the 32 inputs number `index`; scale(block, index) and
-    minimum(block, index) -> the integers, as the tile stores them. The bits of the float scales are those of the field
-    `d`, or of float(block, index); of the float minimum those of `m`, or of `negative_m` with the other sign.
-    """
-
-    word: Callable
-    scale: Callable | None = None
-    minimum: Callable | None = None
-    d: str = "d"
-    float: Callable | None = None
-    m: str = ""
-    negative_m: str = ""
-
-
-_K_MINIMA = {"negative_m": "dmin"}
-FILE_BLOCKS = {
-    "Q8_0": FileBlock(words.word_q8_0),
-    "Q8_1": FileBlock(words.word_q8_1),
-    "Q8_K": FileBlock(words.word_q8_k),
-    "Q4_0": FileBlock(words.word_q4_0),
-    "Q4_1": FileBlock(words.word_q4_1, m="m"),
-    "Q5_0": FileBlock(words.word_q5_0),
-    "Q5_1": FileBlock(words.word_q5_1, m="m"),
-    "Q1_0": FileBlock(words.word_q1_0),
-    "Q2_0": FileBlock(words.word_q2_0),
-    "TQ1_0": FileBlock(words.word_tq1_0),
-    "TQ2_0": FileBlock(words.word_tq2_0),
-    "Q2_K": FileBlock(words.word_q2_k, words.scale_q2_k, **_K_MINIMA),
-    "Q3_K": FileBlock(words.word_q3_k, words.scale_q3_k),
-    "Q4_K": FileBlock(words.word_q4_k, words.scale_q4_k, words.minimum_q4_k, **_K_MINIMA),
-    "Q5_K": FileBlock(words.word_q5_k, words.scale_q4_k, words.minimum_q4_k, **_K_MINIMA),
-    "Q6_K": FileBlock(words.word_q6_k, words.scale_q6_k),
-    "MXFP4": FileBlock(words.word_mxfp4, d="e"),
-    "NVFP4": FileBlock(words.word_nvfp4, float=words.float_nvfp4),
-    "IQ4_NL": FileBlock(words.word_q4_0),
-    "IQ4_XS": FileBlock(words.word_iq4_xs, words.scale_iq4_xs),
-    "IQ3_S": FileBlock(iq.word_iq3_s, iq.scale_iq3_s),
-    "IQ3_XXS": FileBlock(iq.word_iq3_xxs, iq.scale_iq3_xxs),
-    "IQ2_S": FileBlock(iq.word_iq2_s, iq.scale_iq2_s),
-    "IQ2_XS": FileBlock(iq.word_iq2_xs, iq.scale_iq2_xs),
-    "IQ2_XXS": FileBlock(iq.word_iq2_xxs, iq.scale_iq2_xxs),
-    "IQ1_S": FileBlock(iq.word_iq1_s, iq.scale_iq1_s),
-    "IQ1_M": FileBlock(iq.word_iq1_m, iq.scale_iq1_m, float=iq.float_iq1_m),
-}
+FILE_BLOCKS = PLAIN_BLOCKS | IQ_BLOCKS
 
 _LOAD = {1: load_u8, 2: load_u16, 4: load_u32}
 _STORE = {1: store_u8, 2: store_u16, 4: store_i32}

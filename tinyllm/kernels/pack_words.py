@@ -6,12 +6,33 @@ word_*(block, index, group, table): the unsigned codes of inputs 4·group … 4�
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from .simd import load_u8, load_u16, load_u32
 from .specialize import inline
 
 _EVERY_BYTE = 0x01010101
 _LOW_NIBBLES = 0x0F0F0F0F
 _POWERS_OF_3 = sum(3**digit << 8 * digit for digit in range(5))
+
+
+@dataclass(frozen=True)
+class FileBlock:
+    """How the tile of one row is read from a type's blocks.
+
+    word(block, index, group, table) -> 4 codes of the 32 inputs number `index`; scale(block, index) and
+    minimum(block, index) -> the integers, as the tile stores them. The bits of the float scales are those of the field
+    `d`, or of float(block, index); of the float minimum those of `m`, or of `negative_m` with the other sign.
+    """
+
+    word: Callable
+    scale: Callable | None = None
+    minimum: Callable | None = None
+    d: str = "d"
+    float: Callable | None = None
+    m: str = ""
+    negative_m: str = ""
 
 
 @inline
@@ -194,3 +215,28 @@ def float_nvfp4(block, index):
     """UE4M3 without its unused bit, and zero for its NaN, as ggml reads it."""
     bits = load_u8(block + index)
     return 0 if bits == 0x7F else bits & 0x7F
+
+
+_K_MINIMA = {"negative_m": "dmin"}
+PLAIN_BLOCKS = {
+    "Q8_0": FileBlock(word_q8_0),
+    "Q8_1": FileBlock(word_q8_1),
+    "Q8_K": FileBlock(word_q8_k),
+    "Q4_0": FileBlock(word_q4_0),
+    "Q4_1": FileBlock(word_q4_1, m="m"),
+    "Q5_0": FileBlock(word_q5_0),
+    "Q5_1": FileBlock(word_q5_1, m="m"),
+    "Q1_0": FileBlock(word_q1_0),
+    "Q2_0": FileBlock(word_q2_0),
+    "TQ1_0": FileBlock(word_tq1_0),
+    "TQ2_0": FileBlock(word_tq2_0),
+    "Q2_K": FileBlock(word_q2_k, scale_q2_k, **_K_MINIMA),
+    "Q3_K": FileBlock(word_q3_k, scale_q3_k),
+    "Q4_K": FileBlock(word_q4_k, scale_q4_k, minimum_q4_k, **_K_MINIMA),
+    "Q5_K": FileBlock(word_q5_k, scale_q4_k, minimum_q4_k, **_K_MINIMA),
+    "Q6_K": FileBlock(word_q6_k, scale_q6_k),
+    "MXFP4": FileBlock(word_mxfp4, d="e"),
+    "NVFP4": FileBlock(word_nvfp4, float=float_nvfp4),
+    "IQ4_NL": FileBlock(word_q4_0),
+    "IQ4_XS": FileBlock(word_iq4_xs, scale_iq4_xs),
+}

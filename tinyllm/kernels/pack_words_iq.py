@@ -5,7 +5,7 @@ As in `pack_words.py`; `table` is the address of `pack.table_of` the type: point
 
 from __future__ import annotations
 
-from .pack_words import spread_bits
+from .pack_words import FileBlock, spread_bits
 from .simd import load_u8, load_u16, load_u32
 from .specialize import inline
 
@@ -133,3 +133,14 @@ def float_iq1_m(block, index):
     for word in range(4):
         bits |= load_u16(block + 48 + 2 * word) >> 12 << 4 * word
     return bits
+
+
+IQ_BLOCKS = {
+    "IQ3_S": FileBlock(word_iq3_s, scale_iq3_s),
+    "IQ3_XXS": FileBlock(word_iq3_xxs, scale_iq3_xxs),
+    "IQ2_S": FileBlock(word_iq2_s, scale_iq2_s),
+    "IQ2_XS": FileBlock(word_iq2_xs, scale_iq2_xs),
+    "IQ2_XXS": FileBlock(word_iq2_xxs, scale_iq2_xxs),
+    "IQ1_S": FileBlock(word_iq1_s, scale_iq1_s),
+    "IQ1_M": FileBlock(word_iq1_m, scale_iq1_m, float=float_iq1_m),
+}
