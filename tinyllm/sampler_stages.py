@@ -90,7 +90,7 @@ def min_p(candidates: Candidates, p: float) -> Candidates:
 
 def xtc(candidates: Candidates, threshold: float) -> Candidates:
     """Drop all tokens of at least this probability but the least probable of them ("exclude top choices")."""
-    top = np.flatnonzero(candidates.probs >= threshold)
+    top = np.flatnonzero(candidates.probs >= max(threshold, np.finfo(np.float64).tiny))
     if len(top) < 2:
         return candidates
     top = top[np.argsort(-candidates.logits[top], kind="stable")]
