@@ -45,8 +45,8 @@ def perplexity(
 ) -> None:
     """Measure how well models predict a text.
 
-    The protocol is that of llama-perplexity: windows without overlap, each from an empty cache, of which the second half
-    is scored. With several models of one vocabulary there are also the mean KL divergence from the first one's
+    The protocol is that of llama-perplexity: windows without overlap, each from an empty cache, whose second half is
+    scored. With several models of one vocabulary there are also the mean KL divergence from the first one's
     distributions and how often both prefer the same token. Bits per byte can be compared between tokenizers.
     """
     from tinyllm.perplexity import measure
