@@ -20,7 +20,7 @@ class FeedForward:
             return weights.vector(f"{name}.bias", n, optional=True)
 
         self.gated = True
-        if weights.has(f"{gate}.weight"):
+        if weights.expects(f"{gate}.weight"):
             names = ((f"{gate}.weight", n_ff, "ffn_gate"), (f"{up}.weight", n_ff, "ffn_up"))
             self.inner = weights.fused(names, n_embd, (bias(gate, n_ff), bias(up, n_ff)))
             self.up_column = self.inner.columns[1]

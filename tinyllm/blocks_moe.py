@@ -65,7 +65,7 @@ class Experts:
         self.shared = self.shared_gate = None
         if shape := weights.shape(prefix + "ffn_down_shexp.weight"):
             self.shared = FeedForward(config, weights, prefix, shape[-1], "_shexp")
-            if weights.has(prefix + "ffn_gate_inp_shexp.weight"):
+            if weights.expects(prefix + "ffn_gate_inp_shexp.weight"):
                 self.shared_gate = weights.row(prefix + "ffn_gate_inp_shexp.weight", n_embd)
 
     def record(self, plan: Plan, h: Buffer, y: Buffer, accumulate: bool = False, scale: float = 1.0) -> None:

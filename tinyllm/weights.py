@@ -130,8 +130,13 @@ class Weights:
         return self.has(name) or (block is not None and name[block.end() :] in self._in_blocks)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor in numpy order; () if the file has none of this name."""
+        """The shape of an optional tensor in numpy order; () if the file has none of this name.
+
+        Raises ModelFileError if other blocks have one.
+        """
         tensor = self.file.tensors.get(name)
+        if tensor is None and self.expects(name):
+            raise self.missing(name)
         return tensor.shape if tensor else ()
 
     def type_name(self, name: str) -> str:
