@@ -19,6 +19,7 @@ import tinyllm
 from tinyllm.errors import InvalidParameterError, UnsupportedModelError
 from tinyllm.sampler import Sampler, SamplingParams
 from tinyllm.sampling_record import Recorder
+from tinyllm.store import home
 from tinyllm.trace import Trace
 from tinyllm.trace.lens import OutputHead, read_lens
 from tinyllm.trace.observation import STAGES
@@ -450,15 +451,16 @@ def test_a_page_of_200_tokens_is_below_five_megabytes(smollm2_path):
 
 @pytest.mark.model
 def test_the_command_prints_rows_and_writes_files(tinyllm, smollm2_path, tmp_path):
+    env = {"TINYLLM_HOME": str(home())}  # where the kernels are
     files = ["--html", tmp_path / "t.html", "--save", tmp_path / "t.npz", "--layers", "0,28-", "--stages", "q,ffn_act"]
-    ran = tinyllm("trace", "-m", smollm2_path, "--raw", REAL, "-n", "2", "--temp", "0", *files)
+    ran = tinyllm("trace", "-m", smollm2_path, "--raw", REAL, "-n", "2", "--temp", "0", *files, env=env)
     assert ran.returncode == 0, ran.stderr
     assert "·Paris" in ran.stdout and "looks at" in ran.stdout
     assert all(len(line) <= 80 for line in ran.stdout.splitlines())
     _parse((tmp_path / "t.html").read_text("utf-8"))
     with np.load(tmp_path / "t.npz") as saved:
         assert "blk.28.q" in saved and "blk.5.q" not in saved
-    ran = tinyllm("trace", "-m", smollm2_path, REAL, "-n", "1", "--seed", "2", "--json")
+    ran = tinyllm("trace", "-m", smollm2_path, REAL, "-n", "1", "--seed", "2", "--json", env=env)
     assert json.loads(ran.stdout)["steps"][0]["sampling"]["draw"]["u"] is not None
 
 

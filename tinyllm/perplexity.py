@@ -1,5 +1,5 @@
-"""How well models predict a text: a text goes in, the negative log-likelihood of each scored token comes out, and how far
-the distributions of several models are apart.
+"""How well models predict a text: a text goes in, the surprise of each scored token comes out, and how far the
+distributions of several models are apart.
 
 The windowed protocol is that of llama-perplexity: windows without overlap, of which the second half is scored.
 """
