@@ -15,7 +15,7 @@ import numpy as np
 from tinyllm.candidates import largest
 from tinyllm.gguf_file import BLOCK_SIZES
 from tinyllm.kernels.dequantize import decode
-from tinyllm.trace.lens import OutputHead
+from tinyllm.trace.lens import OutputHead, best_of_rows
 
 if TYPE_CHECKING:
     from tinyllm.gguf_file import TensorInfo
@@ -92,10 +92,9 @@ def _readings(head: OutputHead, vectors: np.ndarray) -> tuple[np.ndarray, np.nda
         # Unit RMS, so that the norm's epsilon does not weigh on short vectors; the last row is for biases.
         rows = rows / np.maximum(np.sqrt(np.mean(np.square(rows), axis=1, keepdims=True)), 1e-30)
         logits = head.logits(np.concatenate([rows, np.zeros_like(rows[:1])]))
-        for i, row in enumerate(logits[:-1]):
-            change = row - logits[-1]
-            raised[start + i] = largest(change, N_TOKENS)
-            lowered[start + i] = largest(-change, N_TOKENS)
+        change = logits[:-1] - logits[-1]
+        raised[start : start + len(rows)] = best_of_rows(change, N_TOKENS)
+        lowered[start : start + len(rows)] = best_of_rows(-change, N_TOKENS)
     return raised, lowered
 
 

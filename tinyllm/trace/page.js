@@ -309,8 +309,8 @@ async function drawDetail() {
   if (att) drawThumbs(heads, att, l);
 }
 function looksWords(step, l) {
-  if (!step || !step.looks[l + 1] || !step.looks[l + 1].length) return null;
-  return h('div', {class: 'facts2'}, 'looks at ' + step.looks[l + 1].slice(0, 3).map(([t, p]) => `${t} ${D.tokens[t].text} ${pct(p)}`).join(', '));
+  if (!step || !step.looks[l] || !step.looks[l].length) return null;
+  return h('div', {class: 'facts2'}, 'looks at ' + step.looks[l].slice(0, 3).map(([t, p]) => `${t} ${D.tokens[t].text} ${pct(p)}`).join(', '));
 }
 function rankCurve(step) {
   const W = 340, H = 96, marks = ['#0072b2', '#e69f00', '#009e73', '#cc79a7', '#56b4e9', '#d55e00', '#7a7a7a', '#a09000'];

@@ -18,7 +18,7 @@ import numpy as np
 import tinyllm
 from tinyllm.candidates import largest
 from tinyllm.trace.packing import MapCoding, code_maps, packed, thumbnails
-from tinyllm.trace.summary import check, funnel, layer_rows, neuron_ids, sentence
+from tinyllm.trace.summary import attention_row, check, funnel, neuron_ids, sentence
 
 if TYPE_CHECKING:
     from tinyllm.trace.record import Trace
@@ -200,8 +200,8 @@ def _step(trace: Trace, i: int) -> dict[str, Any]:
         "centred": c.centred is not None,
         "check": check(trace, i),
         "looks": [
-            None if row["layer"] == "embed" else [[s["position"], s["share"]] for s in row["looks_at"]]
-            for row in layer_rows(trace, position)
+            [[s["position"], s["share"]] for s in attention_row(trace, layer, position, None)["looks_at"]]
+            for layer in range(trace.n_layers)
         ],
         "neurons": {str(layer): neuron_ids(trace, layer, i) for layer in trace.neurons},
         "carriers": {str(layer): a.carriers[position].tolist() for layer, a in trace.activations.items()},

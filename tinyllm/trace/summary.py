@@ -75,7 +75,7 @@ def layer_rows(
             "attn_write": float(trace.write_norms[state - 2, position]),
             "ffn_write": float(trace.write_norms[state - 1, position]),
             "window": trace.windows[layer] or None,
-            **_attention_row(trace, layer, position, heads),
+            **attention_row(trace, layer, position, heads),
             **_lens_row(trace, state, position),
         }
         if parts is not None:
@@ -122,7 +122,8 @@ def neuron_ids(trace: Trace, layer: int, step: int) -> list[list[Any]]:
     ]
 
 
-def _attention_row(trace: Trace, layer: int, position: int, heads: Sequence[int] | None) -> dict[str, Any]:
+def attention_row(trace: Trace, layer: int, position: int, heads: Sequence[int] | None) -> dict[str, Any]:
+    """Where one layer looks from a position: entropies by head, share of sinks, and the best sources."""
     attention = trace.attention[layer]
     if attention is None or position < attention.first_query:
         return {"entropy": None, "entropy_without_sinks": None, "sink": None, "looks_at": []}
