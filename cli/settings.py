@@ -154,7 +154,7 @@ def _in_force() -> Iterator[dict[str, Any]]:
         # Required arguments are absent here, so the context is asked for values without being told to insist on them.
         ctx = command.make_context(name, [], resilient_parsing=True, default_map=defaults_from_file(command))
         for keys, param in options(command):
-            found.setdefault(keys[0], {})[name] = (ctx.params.get(param.name), source_of(param, ctx))
+            found.setdefault(keys[0], {})[name] = (_alone(ctx.params.get(param.name)), source_of(param, ctx))
     for key, by_command in found.items():
         values = list(by_command.values())
         if all(value == values[0] for value in values):
@@ -162,6 +162,11 @@ def _in_force() -> Iterator[dict[str, Any]]:
         else:
             for name, (value, source) in by_command.items():
                 yield {"option": f"{name}.{key}", "value": value, "source": source}
+
+
+def _alone(value: Any) -> Any:
+    """The only item of a list, so that an option which one command repeats agrees with the others."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _spelled(value: Any) -> str:
