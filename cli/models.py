@@ -181,7 +181,7 @@ def _print_summary(path: Path, info: ModelInfo, ctx_size: int) -> None:
     render.table(
         [f"MEMORY at {n_ctx:,} tokens", "SIZE"],
         [
-            ["weights", text.size(info.weight_bytes)],
+            ["weights", text.size(info.packed_bytes)],
             ["KV cache (f16)", text.size(info.kv_bytes(n_ctx))],
             ["together", text.size(info.memory(n_ctx))],
         ],
@@ -191,11 +191,18 @@ def _print_summary(path: Path, info: ModelInfo, ctx_size: int) -> None:
 
 def _print_shares(title: str, shares: tuple[Share, ...], more: list[list[str]] | None = None) -> None:
     rows = [
-        [s.name, str(s.n_tensors), text.count(s.parameters), text.size(s.n_bytes), f"{s.bits_per_weight:.2f}"]
+        [
+            s.name,
+            str(s.n_tensors),
+            text.count(s.parameters),
+            text.size(s.n_bytes),
+            f"{s.bits_per_weight:.2f}",
+            f"{s.packed_bits_per_weight:.2f}",
+        ]
         for s in shares
     ]
-    rows += [[name, "", remark, "", ""] for name, remark in more or []]
-    render.table([title, "TENSORS", "PARAMETERS", "SIZE", "BITS/WEIGHT"], rows, right=[1, 2, 3, 4])
+    rows += [[name, "", remark, "", "", ""] for name, remark in more or []]
+    render.table([title, "TENSORS", "PARAMETERS", "SIZE", "BITS/WEIGHT", "IN MEMORY"], rows, right=[1, 2, 3, 4, 5])
 
 
 def _print_template(file: GGUFFile) -> None:
@@ -211,10 +218,12 @@ def _as_json(
     n_ctx = ctx_size or info.default_ctx()
     answer = asdict(info) | {"path": str(file.path)}
     for key in ("types", "components"):
-        answer[key] = [asdict(share) | {"bits_per_weight": share.bits_per_weight} for share in getattr(info, key)]
+        answer[key] = [asdict(share)
+            | {"bits_per_weight": share.bits_per_weight, "packed_bits_per_weight": share.packed_bits_per_weight}
+            for share in getattr(info, key)]
     answer["memory"] = {
         "n_ctx": n_ctx,
-        "weight_bytes": info.weight_bytes,
+        "weight_bytes": info.packed_bytes,
         "kv_bytes": info.kv_bytes(n_ctx),
         "total_bytes": info.memory(n_ctx),
     }

@@ -6,12 +6,14 @@ kind is None.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tinyllm.kernels.abi import CACHE_TYPES
+from tinyllm.kernels.formats import TILE_OF
 
 if TYPE_CHECKING:
     from tinyllm.gguf_file import GGUFFile, TensorInfo
@@ -47,6 +49,12 @@ class Share:
     n_tensors: int
     parameters: int
     n_bytes: int
+    packed_bytes: int
+    """Bytes in memory, where each type is repacked into a tile that holds it without loss."""
+
+    @property
+    def packed_bits_per_weight(self) -> float:
+        return 8 * self.packed_bytes / self.parameters if self.parameters else 0.0
 
     @property
     def bits_per_weight(self) -> float:
@@ -95,13 +103,18 @@ class ModelInfo:
         """Bytes of all tensors."""
         return sum(share.n_bytes for share in self.types)
 
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of all tensors in memory."""
+        return sum(share.packed_bytes for share in self.types)
+
     def kv_bytes(self, n_ctx: int, kv_type: str = "f16") -> int:
         """Bytes of the KV cache of `n_ctx` tokens: 2 · layers · KV heads · head size · tokens · bytes per number."""
         return round(self.kv_values_per_token * n_ctx * CACHE_TYPES[kv_type].block_bytes / 32)
 
     def memory(self, n_ctx: int, kv_type: str = "f16") -> int:
         """Bytes that weights and KV cache take together with a context of `n_ctx` tokens."""
-        return self.weight_bytes + self.kv_bytes(n_ctx, kv_type)
+        return self.packed_bytes + self.kv_bytes(n_ctx, kv_type)
 
     def default_ctx(self) -> int:
         """The context that is used when none is asked for: the model's, but at most 4096."""
@@ -168,9 +181,18 @@ def _shares(tensors: Mapping[str, TensorInfo], key: Any) -> list[Share]:
     for tensor in tensors.values():
         groups.setdefault(key(tensor), []).append(tensor)
     return [
-        Share(name, len(group), sum(t.n_elements for t in group), sum(t.n_bytes for t in group))
+        Share(
+            name, len(group), sum(t.n_elements for t in group), sum(t.n_bytes for t in group), sum(map(_packed, group))
+        )
         for name, group in groups.items()
     ]
+
+
+def _packed(tensor: TensorInfo) -> int:
+    """Bytes of a tensor in memory: matrices in tiles, the rest as it is."""
+    if len(tensor.shape) < 2 or tensor.type.name not in TILE_OF:
+        return tensor.n_bytes
+    return math.ceil(tensor.n_elements * TILE_OF[tensor.type.name].bits_per_weight / 8)
 
 
 def _idle_parameters(tensors: Mapping[str, TensorInfo], n_experts: int | None, n_used: int | None) -> int:

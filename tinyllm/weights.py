@@ -5,6 +5,7 @@ All packed weights lie in one arena of huge pages; the file's pages are let go a
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from .buffers import huge_zeros
 from .errors import ModelFileError, UnsupportedModelError
+from .ggml_types import BLOCK_SIZES, GGMLType
 from .gguf_file import GGUFFile, TensorInfo
 from .kernels import abi
 from .kernels.dequantize import decode
@@ -26,6 +28,8 @@ from .team import Team
 # RoPE factors are read with the configuration.
 _HARMLESS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
+
+log = logging.getLogger("tinyllm")
 
 
 @dataclass(eq=False)
@@ -262,6 +266,11 @@ class Weights:
 
     def place(self) -> None:
         """Give every matrix its address in the arena."""
+        for name in sorted({part.type_name for matrix in self._matrices for part in matrix.parts}):
+            block = BLOCK_SIZES.get(GGMLType[name])
+            in_file, in_memory = 8 * block[1] / block[0], tile_of(name).bits_per_weight
+            if in_memory > 1.2 * in_file:
+                log.warning("%s weights take %.1f bits each in memory, %.1f in the file", name, in_memory, in_file)
         sizes = [-(-matrix.n_bytes // 256) * 256 for matrix in self._matrices]
         # Prefetching reaches behind the last matrix.
         self._arena = huge_zeros(sum(sizes) + (1 << 16))
