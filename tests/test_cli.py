@@ -401,7 +401,7 @@ class TestShow:
         writer.close()
         done = tinyllm("show", path)
         assert (done.returncode, done.stderr) == (0, "")
-        assert re.search(r"^other +1 +15 +60 B +32\.00$", done.stdout, re.MULTILINE)
+        assert re.search(r"^other +1 +15 +60 B +32\.00 +32\.00$", done.stdout, re.MULTILINE)
         answer = json.loads(tinyllm("show", path, "--json").stdout)
         assert answer["architecture"] == "strange-arch" and answer["n_layers"] is None and answer["n_ctx"] is None
         assert tinyllm("show", path, "--template").returncode == 1
