@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 FOLDER = Path(__file__).parent / "data" / "architectures"
-N_PROMPT, N_KEPT, N_VOCAB = 40, 6, 96
-SIZES = {"E": 48, "H": 4, "G": 2, "D": 12, "F": 32, "V": N_VOCAB, "X": 6, "FX": 16, "FS": 24}
+N_PROMPT, N_KEPT, N_VOCAB = 40, 6, 64
+SIZES = {"E": 40, "H": 4, "G": 2, "D": 10, "F": 20, "V": N_VOCAB, "X": 5, "FX": 12, "FS": 20}
 
 
 def add_models(make) -> list[str]:
@@ -40,9 +40,9 @@ def add_models(make) -> list[str]:
     gpt = "attn_norm attn_norm_b qkv_fused qkv_fused_b out out_b ffn_norm ffn_norm_b mlp mlp_b"
     post_norms = "post_attn_norm ffn_norm glu post_ffn_norm"
     window = {"attention.sliding_window": 16}
-    experts = make.moe_kv({"X": 6}, expert_feed_forward_length=16)
+    experts = make.moe_kv({"X": 5}, expert_feed_forward_length=12)
     add = partial(_add, make.model)
-    add("gemma3", f"attn_norm qkv out qk_norm {post_norms}", tied, window, rope=1e6, boost=3.0, L=6, G=1, D=20, F=24)
+    add("gemma3", f"attn_norm qkv out qk_norm {post_norms}", tied, window, rope=1e6, boost=3.0, L=6, G=1, D=20, F=16)
     yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32}
     olmo = "qkv out qk_norm_full post_attn_norm glu post_ffn_norm"
     add("olmo3", olmo, plain, window | yarn, architecture="olmo2", L=4)
@@ -52,15 +52,15 @@ def add_models(make) -> list[str]:
     phi = "attn_norm qkv_fused out ffn_norm glu_fused"
     add("phi3-longrope", phi, f"{plain} rope_long_short", long, architecture="phi3")
     add("gptneox", gpt, "emb norm norm_b head", {"use_parallel_residual": True}, norm="ln", G=4, NR=8)
-    add("bloom", gpt, "emb_tied emb_norm norm norm_b", norm="ln", rope=None, boost=3.0, H=6, G=6, D=8)
+    add("bloom", gpt, "emb_tied emb_norm norm norm_b", norm="ln", rope=None, boost=3.0, H=5, G=5, D=8)
     stablelm = "attn_norm attn_norm_b qkv out qk_norm_heads glu"
     add("stablelm-parallel", stablelm, "emb norm norm_b head", architecture="stablelm", norm="ln", NR=4, L=1)
     qwen = "attn_norm qkv qkv_b out ffn_norm moe shared shared_gate"
-    add("qwen2moe", qwen, plain, experts | {"expert_shared_feed_forward_length": 24})
+    add("qwen2moe", qwen, plain, experts | {"expert_shared_feed_forward_length": 20})
     blocks = ["attn_norm qkv out ffn_norm glu", "attn_norm qkv out ffn_norm moe shared"]
-    add("llama4", blocks * 2, plain, experts | {"expert_used_count": 1, "interleave_moe_layer_step": 2}, L=4, FS=16)
+    add("llama4", blocks * 2, plain, experts | {"expert_used_count": 1, "interleave_moe_layer_step": 2}, L=4, FS=12)
     oss = "attn_norm qkv qkv_b out out_b sinks post_attn_norm moe moe_b"
-    add("gpt-oss", oss, plain, window | experts | {"attention.key_length": 12, "attention.value_length": 12})
+    add("gpt-oss", oss, plain, window | experts | {"attention.key_length": 10, "attention.value_length": 10})
     latent = "attn_norm mla_q_lora mla_kv mla_kv_b_split out ffn_norm"
     grouped = make.moe_kv(
         {"X": 8},
@@ -75,11 +75,65 @@ def add_models(make) -> list[str]:
     lengths = {"key_length": 40, "value_length": 32, "key_length_mla": 24, "value_length_mla": 12}
     ranks = {"kv_lora_rank": 32, "q_lora_rank": 24, "head_count_kv": 1} | lengths
     mla = {"leading_dense_block_count": 1} | {f"attention.{key}": value for key, value in ranks.items()}
-    sizes = {"DN": 16, "NR": 8, "DV": 12, "RQ": 24, "RKV": 32, "D": 24, "FS": 16, "X": 8}
+    sizes = {"DN": 16, "NR": 8, "DV": 12, "RQ": 24, "RKV": 32, "D": 24, "FX": 16, "FS": 16, "X": 8}
     add("deepseek2", [f"{latent} glu", f"{latent} moe probs_b shared"], plain, grouped | mla, **sizes)
+    _add_kin(add, experts)
     encoder = {"attention.causal": False, "pooling_type": 1}
-    add("bert", make.ENC, "emb emb_norm pos types", encoder, norm="ln", rope=None, tok="wordpiece", G=4, C=64, V=288)
+    bert = {"norm": "ln", "tok": "wordpiece", "G": 4, "C": 64, "V": 288}
+    add("bert", make.ENC, "emb emb_norm pos types", encoder, rope=None, **bert)
+    nomic = "qkv_fused qkv_fused_b out out_b attn_out_norm {} layer_out_norm"
+    make.PARTS["experts"] = [
+        ("ffn_gate_inp.weight", "E,X", "r2"),
+        ("ffn_up_exps.weight", "E,F,X", "w1.2"),
+        ("ffn_down_exps.weight", "F,E,X", "w2"),
+    ]
+    every_second = {"moe_every_n_layers": 2, "expert_count": 5, "expert_used_count": 2}
+    blocks = [nomic.format("mlp mlp_b"), nomic.format("experts")]
+    add("nomic-bert-moe", blocks, "emb emb_norm types", encoder | every_second, **bert)
     return list(make.MODELS)
+
+
+def _add_kin(add, experts: dict[str, object]) -> None:
+    """Architectures that differ from others in little more than their name, with one layer each."""
+    plain, biased = "emb norm head", "emb norm norm_b head"
+    llama = "attn_norm qkv out ffn_norm glu"
+    gpt = "attn_norm attn_norm_b {} ffn_norm ffn_norm_b mlp mlp_b"
+    add("codeshell", gpt.format("qkv qkv_b out out_b"), biased, norm="ln", L=1)
+    add("orion", "attn_norm attn_norm_b qkv out ffn_norm ffn_norm_b glu", biased, norm="ln", L=1)
+    add("pangu-embedded", "attn_norm qkv qkv_b out out_b ffn_norm glu", plain, L=1)
+    add("refact", llama, plain, rope=None, G=1, L=1)
+    add(
+        "starcoder",
+        gpt.format("qkv_fused qkv_fused_b out out_b"),
+        f"pos {biased}",
+        norm="ln",
+        rope=None,
+        G=1,
+        C=64,
+        L=1,
+    )
+    warm = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
+    add(
+        "mistral3",
+        llama,
+        plain,
+        warm | {"attention.temperature_scale": 0.1, "rope.scaling.yarn_log_multiplier": 1.0},
+        L=1,
+    )
+    shared = {"expert_shared_count": 1, "expert_weights_norm": True, "leading_dense_block_count": 0}
+    bailing = "attn_norm qkv out ffn_norm moe shared"
+    add("bailingmoe", bailing, plain, experts | shared | {"expert_weights_scale": 1.0}, FS=12, L=1)
+    dots = "attn_norm qkv out qk_norm ffn_norm moe probs_b shared"
+    scaled = {"expert_weights_scale": 2.5, "expert_gating_func": 2}
+    add("dots1", dots, plain, experts | shared | scaled, G=4, FS=12, L=1)
+    wide = experts | {"expert_feed_forward_length": 20}
+    hunyuan = "attn_norm qkv out qk_norm ffn_norm moe shared"
+    add("hunyuan-moe", hunyuan, plain, wide | {"expert_shared_feed_forward_length": 20}, FX=20, L=1)
+    minimax = "attn_norm qkv out qk_norm_full ffn_norm moe probs_b"
+    add("minimax-m2", minimax, plain, wide | {"expert_gating_func": 2}, FX=20, NR=6, L=1)
+    phi = "attn_norm attn_norm_b qkv qkv_b out out_b ffn_norm ffn_norm_b moe"
+    long = {"rope.scaling.original_context_length": 16, "rope.scaling.attn_factor": 1.1}
+    add("phimoe", phi, f"{biased} head_b rope_long_short", long | experts, F=12, L=1)
 
 
 def _add(

@@ -230,6 +230,8 @@ class Attention:
             workspace.rotate_and_store(config, index, q, k, v, stored=False)
             self._norm_heads(plan, q, k)
             workspace.rotate_and_store(config, index, q, k, v, rotated=False)
+        if config.warming is not None and (config.warming.everywhere or layer.rope is None):
+            plan.weigh("q", q, workspace.inputs.warmth.ctypes.data)
         workspace.attend(config, index, q, out, self.slopes, self.sinks)
         if config.gated_attention:
             self._gate(plan, gated_q, out)

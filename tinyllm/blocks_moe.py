@@ -59,7 +59,7 @@ class Experts:
                 bias = weights.floats(f"{name}.bias", n_experts, n_outputs) / np.float32(self.parts)
             return weights.stacked(f"{name}.weight", n_experts, n_outputs, n_inputs, bias)
 
-        self.gate = expert_matrices("gate", n_ff, n_embd)
+        self.gate = expert_matrices("gate", n_ff, n_embd) if weights.expects(f"{prefix}ffn_gate_exps.weight") else None
         self.up = expert_matrices("up", n_ff, n_embd)
         self.down = expert_matrices("down", n_embd, n_ff)
         self.shared = self.shared_gate = None
@@ -75,20 +75,12 @@ class Experts:
         x = self._pairs(plan, "expert_in", n_embd)
         plan.gather("expert_in", h, choice.pair_rows, x, choice.n_pairs)
         if experts.weighs_input:
-            plan.add(
-                "expert_in",
-                "moe.weigh",
-                abi.WEIGH,
-                x,
-                choice.n_pairs,
-                n=n_embd,
-                x=x.address,
-                x_stride=x.stride,
-                weights=choice.pair_weights,
-            )
-        gate, up = self._products(plan, x, choice, expert_gate=self.gate, expert_up=self.up)
+            plan.weigh("expert_in", x, choice.pair_weights, choice.n_pairs)
+        plan.quantize("expert_in", x, choice.n_pairs)
+        matrices = {"expert_gate": self.gate, "expert_up": self.up} if self.gate else {"expert_up": self.up}
+        inner = self._products(plan, x, choice, **matrices)
         act = self._pairs(plan, "expert_act", experts.n_ff)
-        plan.activate("expert_act", config.activation, gate, up, act, choice.n_pairs)
+        plan.activate("expert_act", config.activation, inner[0], inner[1] if self.gate else None, act, choice.n_pairs)
         (z,) = self._products(plan, act, choice, expert_down=self.down)
         plan.add(
             "ffn_out",
@@ -162,7 +154,6 @@ class Experts:
     def _products(self, plan: Plan, x: Buffer, choice: ExpertChoice, **matrices: Matrix) -> list[Buffer]:
         """Rows of pairs times their experts' matrices, by stage."""
         if self.parts == 1:
-            plan.quantize(x.name, x, choice.n_pairs)
             results = [self._pairs(plan, stage, matrix.n_outputs) for stage, matrix in matrices.items()]
             for (stage, matrix), y in zip(matrices.items(), results, strict=True):
                 plan.linear_experts(stage, x, matrix, y, choice)

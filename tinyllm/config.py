@@ -54,6 +54,7 @@ class Traits:
     head_norm_not_with: int | None = None  # … but not in models with this many experts
     gated_attention: bool = False  # attn_q has a gate beside each head
     keys_in_groups: bool = False  # in linear attention: neighbouring value heads share a key head
+    warms: str | None = None  # "all" layers, or the "unrotated": scores grow with the position (`Warming`)
     wide_scale_layers: int | None = None  # models with this many layers scale scores by 1/sqrt(n_embd / n_heads)
     causal: bool = True
 
@@ -81,13 +82,16 @@ _QWEN35 = Traits(pairing="halves", gated_attention=True)
 ARCHITECTURES: dict[str, Traits] = {
     "llama": _LLAMA,
     "arcee": Traits(activation="relu2"),
+    "bailingmoe": Traits(normalises_weights=False),
     "bert": Traits(pairing=None, norm="layer", activation="gelu", causal=False),
     "bloom": Traits(pairing=None, norm="layer", activation="gelu", alibi_bias=8.0),
     "chatglm": _LLAMA,
+    "codeshell": _GPT,
     "cohere2": Traits(norm="layer", window_period=4, rotates="windowed"),
     "command-r": Traits(norm="layer"),
     "deepseek": Traits(normalises_weights=False),
     "deepseek2": Traits(normalises_weights=False),
+    "dots1": Traits(pairing="halves", normalises_weights=False),
     "ernie4_5": _LLAMA,
     "ernie4_5-moe": _LLAMA,
     "exaone": _NEOX,
@@ -113,6 +117,7 @@ ARCHITECTURES: dict[str, Traits] = {
     "granitemoe": _GRANITE,
     "granitehybrid": _GRANITE,
     "hunyuan-dense": Traits(pairing="halves", head_norm_after_rope=True),
+    "hunyuan-moe": Traits(pairing="halves", head_norm_after_rope=True),
     "internlm2": _LLAMA,
     "lfm2": _NEOX,
     "lfm2moe": _NEOX,
@@ -123,18 +128,25 @@ ARCHITECTURES: dict[str, Traits] = {
         scoring="sigmoid",
         normalises_weights=False,
         weighs_input=True,
+        warms="unrotated",
         n_ctx_limit=8192,
     ),
     "mamba": Traits(pairing=None),
     "mamba2": Traits(pairing=None),
     "minicpm": Traits(embedding_scale=12.0, residual_depth=1.4, divides_logits=True, logit_width=256),
+    "minimax-m2": _NEOX,
+    "mistral3": Traits(warms="all"),
     "mpt": Traits(pairing=None, norm="layer", activation="gelu"),
     "nemotron": Traits(pairing="halves", norm="layer", activation="relu2"),
     "nomic-bert": Traits(pairing="halves", norm="layer", causal=False),
+    "nomic-bert-moe": Traits(pairing="halves", norm="layer", activation="gelu", causal=False, normalises_weights=False),
     "olmo2": Traits(pairing="halves", window_period=4, window_rope_plain=True),
     "olmoe": Traits(pairing="halves", normalises_weights=False),
+    "orion": Traits(pairing="halves", norm="layer"),
+    "pangu-embedded": _NEOX,
     "phi2": _GPT,
     "phi3": _NEOX,
+    "phimoe": _NEOX,
     "qwen2": _NEOX,
     "qwen2moe": Traits(pairing="halves", normalises_weights=False),
     "qwen3": _NEOX,
@@ -142,9 +154,11 @@ ARCHITECTURES: dict[str, Traits] = {
     "qwen35moe": _QWEN35,
     "qwen3moe": _NEOX,
     "qwen3next": replace(_QWEN35, keys_in_groups=True),
+    "refact": Traits(pairing=None, alibi_bias=8.0),
     "seed_oss": _NEOX,
     "smollm3": Traits(unrotated_period=4),
     "stablelm": Traits(pairing="halves", norm="layer"),
+    "starcoder": Traits(pairing=None, norm="layer", activation="gelu"),
     "starcoder2": _GPT,
 }
 
@@ -165,6 +179,23 @@ class LayerConfig:
     window: int
     n_ff: int
     mixer: str = "attention"
+
+
+@dataclass(frozen=True)
+class Warming:
+    """Queries grow with the position, so that attention stays sharp over long contexts.
+
+    The factor is 1 + scale · ln(1 + floor((position + offset) / interval)); unless `everywhere`, only without RoPE.
+    """
+
+    scale: float
+    interval: int
+    offset: int
+    everywhere: bool
+
+    def factors(self, positions: np.ndarray) -> np.ndarray:
+        """float32, one for each position."""
+        return (1.0 + self.scale * np.log1p((positions + self.offset) // self.interval)).astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +234,7 @@ class ModelConfig:
     head_norm_after_rope: bool = False
     head_norm_weightless: bool = False
     gated_attention: bool = False
+    warming: Warming | None = None
     pooling: str | None = None
     metadata: Mapping[str, Any] = field(repr=False, default_factory=dict)
 
@@ -286,6 +318,7 @@ class _Reader(Hyperparameters):
             head_norm_weightless=traits.head_norm_weightless
             and (experts is None or experts.n_experts != traits.head_norm_not_with),
             gated_attention=traits.gated_attention,
+            warming=self.warming(),
             pooling=self.pooling(),
             metadata=self.file.metadata,
         )
@@ -402,10 +435,19 @@ class _Reader(Hyperparameters):
         if self.traits.wide_scale_layers == self.n_layers:
             head_dim = self.n_embd // n_heads
         scale = self.factor("attention.scale", 1.0 / math.sqrt(head_dim))
-        if self.has("rope.scaling.yarn_log_multiplier"):
+        if self.has("attention.kv_lora_rank") and self.has("rope.scaling.yarn_log_multiplier"):
             stretch = math.log(self.factor("rope.scaling.factor"))
             scale *= (1.0 + self.number("rope.scaling.yarn_log_multiplier") * stretch) ** 2
         return scale
+
+    def warming(self) -> Warming | None:
+        everywhere = self.traits.warms == "all"
+        if self.traits.warms is None or (everywhere and not self.has("attention.temperature_scale")):
+            return None
+        if everywhere:
+            interval = self.integer("rope.scaling.original_context_length")
+            return Warming(self.number("attention.temperature_scale"), interval, 0, everywhere)
+        return Warming(0.1, 8192, 1, everywhere)
 
     def pooling(self) -> str | None:
         if not self.has("pooling_type"):

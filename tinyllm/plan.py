@@ -374,6 +374,20 @@ class Plan:
             x_stride=x.stride,
         )
 
+    def weigh(self, stage: str, x: Buffer, weights: int, rows: int | None = None) -> None:
+        """x[i] = weights[i] · x[i], in place; `weights` is the address of float32 factors."""
+        self.add(
+            stage,
+            "elementwise.weigh",
+            abi.WEIGH,
+            x,
+            rows,
+            n=x.width,
+            x=x.address,
+            x_stride=x.stride,
+            weights=weights,
+        )
+
     def copy_heads(self, stage: str, x: Buffer, x_step: int, y: Buffer, y_step: int, n: int, n_heads: int) -> None:
         """y[:, i·y_step …+n] = x[:, i·x_step …+n] for each head i."""
         self.add(

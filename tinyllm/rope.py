@@ -70,7 +70,9 @@ class RopeReader:
         frequencies = self._frequencies(base or self.base)
         if self.kind == "yarn":
             frequencies = self._yarn(frequencies, base or self.base)
-            amplitude *= 1.0 + 0.1 * math.log(self.factor)
+            multiplier = self.parameters.number("rope.scaling.yarn_log_multiplier", 0.0)
+            stretch = math.log(self.factor)
+            amplitude *= (1.0 + 0.1 * stretch) / (1.0 + 0.1 * multiplier * stretch)
         elif self.kind != "none":
             frequencies = frequencies / self.factor
         return Rope(self.n_rot, self.pairing, frequencies, amplitude)

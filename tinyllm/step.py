@@ -37,6 +37,8 @@ class StepInputs:
         self.n_runs = np.zeros(1, np.int64)
         # Rotary tables of all positions: filled as far as sequences have come, committed by the system likewise.
         self.ropes = [np.zeros((n_positions, 2, rope.n_rot), np.float32) for rope in config.ropes]
+        self._warming = config.warming
+        self.warmth = np.ones(n, np.float32)
         self.out_index = np.zeros(n, np.int64)
 
     def fill(self, runs: Sequence[Run], out: Sequence[int], block_tokens: int) -> np.ndarray:
@@ -60,7 +62,10 @@ class StepInputs:
             self._fill_rotary(position + n)
         self.n_blocks[0] = block
         self.out_index[: len(out)] = out
-        return self.rows[:row, abi.ROW_POSITION // 8]
+        positions = self.rows[:row, abi.ROW_POSITION // 8]
+        if self._warming is not None:
+            self.warmth[:row] = self._warming.factors(positions)
+        return positions
 
     def _fill_rotary(self, n_positions: int) -> None:
         """Have rotary tables for at least so many positions."""

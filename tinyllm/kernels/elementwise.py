@@ -24,6 +24,7 @@ from .abi import (
     RECORD_SUM,
     RECORD_SUMS,
     SPLIT,
+    WEIGH,
 )
 from .dot import negative_sums
 from .simd import (
@@ -303,6 +304,23 @@ def limit(args, thread, n_threads):
             store_part(at, i, n, within(load_part(at, i, n), bound))
 
 
+def weigh(args, thread, n_threads):
+    """x = weight · x per row, in place."""
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    n = load_i64(args + static(A.n))
+    x = load_i64(args + static(A.x))
+    x_stride = load_i64(args + static(A.x_stride))
+    weights = load_i64(args + static(A.weights))
+    while True:
+        row = atomic_add(args, 1)
+        if row >= n_rows:
+            break
+        at = x + row * x_stride
+        weight = splat_f32(load_f32(weights + 4 * row))
+        for i in range(0, n, 16):
+            store_part(at, i, n, mul(load_part(at, i, n), weight))
+
+
 @inline
 def cap(v, bound):
     """bound · tanh(v / bound), by tanh x = 2·sigmoid(2x) - 1."""
@@ -404,4 +422,5 @@ KERNELS = {
     "quantize": lambda: specialize(quantize, A=QUANTIZE, PRIVATE=False),
     "quantize_private": lambda: specialize(quantize, A=QUANTIZE, PRIVATE=True),
     "split": lambda: specialize(split, A=SPLIT),
+    "weigh": lambda: specialize(weigh, A=WEIGH),
 }

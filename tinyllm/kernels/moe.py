@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .abi import COMBINE, GROUP, ROUTE, WEIGH
+from .abi import COMBINE, GROUP, ROUTE
 from .attention import scalar_exp
 from .elementwise import load_part, store_part
 from .simd import (
@@ -204,23 +204,6 @@ def group(args, thread, n_threads):
     store_i64(load_i64(args + static(A.n_pairs)), n_pairs)
 
 
-def weigh(args, thread, n_threads):
-    """x = weight · x per row, in place: experts whose choice weighs their input (Llama 4)."""
-    n_rows = load_i64(load_i64(args + static(A.n_rows)))
-    n = load_i64(args + static(A.n))
-    x = load_i64(args + static(A.x))
-    x_stride = load_i64(args + static(A.x_stride))
-    weights = load_i64(args + static(A.weights))
-    while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
-            break
-        at = x + row * x_stride
-        weight = splat_f32(load_f32(weights + 4 * row))
-        for i in range(0, n, 16):
-            store_part(at, i, n, mul(load_part(at, i, n), weight))
-
-
 def combine(args, thread, n_threads):
     """Sum of a row's chosen experts' outputs by weight, plus the shared expert's, to or onto y."""
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
@@ -267,5 +250,4 @@ KERNELS = {
     "route": lambda scoring: specialize(
         route, A=ROUTE, CHOSEN=scoring == "chosen", to_probabilities=TO_PROBABILITIES[scoring]
     ),
-    "weigh": lambda: specialize(weigh, A=WEIGH),
 }
