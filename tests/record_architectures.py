@@ -112,6 +112,7 @@ def _add_kin(add, experts: dict[str, object]) -> None:
         C=64,
         L=1,
     )
+    add("xverse", llama, plain, L=1)
     warm = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 16}
     add(
         "mistral3",

@@ -160,6 +160,7 @@ ARCHITECTURES: dict[str, Traits] = {
     "stablelm": Traits(pairing="halves", norm="layer"),
     "starcoder": Traits(pairing=None, norm="layer", activation="gelu"),
     "starcoder2": _GPT,
+    "xverse": _LLAMA,
 }
 
 
