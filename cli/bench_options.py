@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tinyllm.bench import Trial
 
 FORMATS = ("text", "md", "csv", "json", "jsonl")
-DEFAULT_BATCH, DEFAULT_CACHE_TYPE = 512, "f16"
+DEFAULT_BATCH, DEFAULT_CACHE_TYPE = 256, "f16"
 
 _RANGE = re.compile(r"(\d+)-(\d+)(?:([+*])(\d+))?", re.ASCII)
 _MAX_COUNT = 10_000
@@ -52,7 +52,7 @@ class TestOptions:
         list[str], _list("--threads", "-t", panel="Tests", help="Threads (default: what the machine gives).")
     ] = field(default_factory=list)
     batch_size: Annotated[
-        list[str], _list("--batch-size", "-b", panel="Tests", help="Prompt tokens computed together (default: 512).")
+        list[str], _list("--batch-size", "-b", panel="Tests", help="Prompt tokens computed together (default: 256).")
     ] = field(default_factory=lambda: [str(DEFAULT_BATCH)])
     cache_type: Annotated[
         list[str],

@@ -193,7 +193,7 @@ class Bench:
         trials: List[Trial],
         *,
         n_threads: int | None = None,
-        n_batch: int = 512,
+        n_batch: int = 256,
         kv_type: str = "f16",
         repetitions: int = 5,
         warm_up: bool = True,

@@ -36,7 +36,7 @@ def load(
     n_ctx: int | None = None,
     n_threads: int | None = None,
     kv_type: str = "f16",
-    n_batch: int = 512,
+    n_batch: int = 256,
 ) -> Model:
     """Load a model from a GGUF file, a catalogue name, or a name on the Hugging Face hub.
 
@@ -60,7 +60,7 @@ class Model:
         n_ctx: int | None = None,
         n_threads: int | None = None,
         kv_type: str = "f16",
-        n_batch: int = 512,
+        n_batch: int = 256,
     ):
         started = time.perf_counter()
         self.file, self.path = file, file.path
