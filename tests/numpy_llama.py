@@ -18,16 +18,26 @@ def rotate(x: np.ndarray, positions: np.ndarray, base: float) -> np.ndarray:
     return np.stack((a * cos - b * sin, a * sin + b * cos), -1).reshape(x.shape)
 
 
-def logits(ids: list[int], tensors: dict[str, np.ndarray], n_layers: int, n_heads: int, n_kv_heads: int, eps: float,
-           base: float = 10000.0) -> np.ndarray:
+def logits(
+    ids: list[int],
+    tensors: dict[str, np.ndarray],
+    n_layers: int,
+    n_heads: int,
+    n_kv_heads: int,
+    eps: float,
+    base: float = 10000.0,
+) -> np.ndarray:
     """Logits at every position: [len(ids), n_vocab]. `tensors` are float, by GGUF name, matrices [out, in]."""
     w = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
     positions = np.arange(len(ids), dtype=np.float64)
     x = w["token_embd.weight"][ids]
     hidden = np.triu(np.ones((len(ids), len(ids)), bool), 1)
     for i in range(n_layers):
-        block = {name.removeprefix(f"blk.{i}.").removesuffix(".weight"): t for name, t in w.items()
-                 if name.startswith(f"blk.{i}.")}
+        block = {
+            name.removeprefix(f"blk.{i}.").removesuffix(".weight"): t
+            for name, t in w.items()
+            if name.startswith(f"blk.{i}.")
+        }
         h = rms_norm(x, block["attn_norm"], eps)
         q, k, v = (h @ block[f"attn_{name}"].T for name in "qkv")
         q = rotate(q.reshape(len(ids), n_heads, -1), positions, base)

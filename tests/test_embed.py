@@ -23,22 +23,32 @@ def test_rows_equal_the_specification(name, scale):
     table = rng.integers(0, 256, (20, n // values * block_bytes), dtype=np.uint8)
     if name in ("F32", "F16", "BF16"):
         floats = rng.normal(size=(20, n)).astype(np.float32)
-        raw = {"F32": floats, "F16": floats.astype(np.float16), "BF16": (floats.view(np.uint32) >> 16).astype(np.uint16)}
+        raw = {
+            "F32": floats,
+            "F16": floats.astype(np.float16),
+            "BF16": (floats.view(np.uint32) >> 16).astype(np.uint16),
+        }
         table = raw[name].view(np.uint8).reshape(20, -1).copy()
     else:
         # Any bits are codes, but the scales must be finite.
         scales = {"Q4_K": [0, 2], "Q6_K": [208], "Q4_1": [0, 2], "Q5_1": [0, 2]}.get(name, [0])
         blocks = table.reshape(20, -1, block_bytes)
         for at in scales:
-            blocks[:, :, at : at + 2] = rng.normal(size=blocks.shape[:2] + (1,)).astype(np.float16).view(np.uint8)
+            blocks[:, :, at : at + 2] = rng.normal(size=(*blocks.shape[:2], 1)).astype(np.float16).view(np.uint8)
     tokens = [19, 0, 7, 7]
     rows = np.zeros((4, abi.ROW_BYTES // 8), np.int64)
     rows[:, abi.ROW_TOKEN // 8] = tokens
     x, n_rows = np.full((4, n + 3), 9, np.float32), np.array([4])
     words = np.array(
         abi.EMBED.pack(
-            n_rows=n_rows.ctypes.data, row_table=rows.ctypes.data, table=table.ctypes.data, row_bytes=table.shape[1],
-            n_blocks=n // step, x=x.ctypes.data, x_stride=x.strides[0], scale=scale,
+            n_rows=n_rows.ctypes.data,
+            row_table=rows.ctypes.data,
+            table=table.ctypes.data,
+            row_bytes=table.shape[1],
+            n_blocks=n // step,
+            x=x.ctypes.data,
+            x_stride=x.strides[0],
+            scale=scale,
         )
     )
     kernel = f"embed.embed:{name}"

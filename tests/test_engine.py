@@ -21,8 +21,17 @@ PROMPT = np.random.default_rng(5).integers(0, VOCAB, 90).tolist()
 
 
 def write_llama(
-    path: Path, kind: str = "F32", *, n_layers=2, n_heads=6, n_kv_heads=2, head_dim=32, n_embd=192, n_ff=160,
-    tied=False, **metadata,
+    path: Path,
+    kind: str = "F32",
+    *,
+    n_layers=2,
+    n_heads=6,
+    n_kv_heads=2,
+    head_dim=32,
+    n_embd=192,
+    n_ff=160,
+    tied=False,
+    **metadata,
 ) -> dict[str, np.ndarray]:
     """A random llama whose matrices have ggml type `kind`; its tensors as float32, after quantization."""
     rng = np.random.default_rng(1)
@@ -42,9 +51,15 @@ def write_llama(
     tensors |= {name: rng.uniform(0.5, 1.5, n_embd).astype(np.float32) for name in norms}
     writer = gguf.GGUFWriter(path, "llama")
     values = {
-        "block_count": n_layers, "context_length": 512, "embedding_length": n_embd, "feed_forward_length": n_ff,
-        "attention.head_count": n_heads, "attention.head_count_kv": n_kv_heads, "attention.key_length": head_dim,
-        "attention.value_length": head_dim, "rope.dimension_count": head_dim,
+        "block_count": n_layers,
+        "context_length": 512,
+        "embedding_length": n_embd,
+        "feed_forward_length": n_ff,
+        "attention.head_count": n_heads,
+        "attention.head_count_kv": n_kv_heads,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": head_dim,
     } | metadata
     for key, value in values.items():
         if value is not None:

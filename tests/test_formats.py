@@ -12,7 +12,7 @@ from tinyllm.kernels.formats import BLOCK, FIELDS, PANEL_ROWS, TILE_OF, TILES, t
 from tinyllm.kernels.pack import kernel_of, table_of
 
 LOSSLESS_INTEGERS = {"i8": range(-128, 128), "u8": range(256), "u4": range(16), None: range(0)}
-EXACT_SIZE = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()  # noqa: SIM905
+EXACT_SIZE = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
 
 each_quantized = pytest.mark.parametrize("name", [name for name in TILE_OF if name in BLOCK_FORMATS])
 

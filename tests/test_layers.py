@@ -33,7 +33,9 @@ def files(folder: str) -> list[Path]:
 @pytest.mark.parametrize("path", files("tinyllm"), ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_engine_knows_nothing_of_the_terminal(path):
     assert not {name.partition(".")[0] for name in imports(path)} & {"typer", "rich", "click", "tinyllm_cli", "cli"}
-    calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    calls = [
+        n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+    ]
     assert "print" not in {call.func.id for call in calls}
 
 

@@ -154,7 +154,8 @@ class Team:
     def observed(self, observer: Callable[[int], None]) -> Iterator[None]:
         """What this thread runs meanwhile is run op by op, and `observer` is called with an op's index behind each.
 
-        The kernels and their order are those of an ordinary run, and so are all values. The observer may run ops itself.
+        The kernels and their order are those of an ordinary run, and so are all values. The observer may run ops
+        itself.
         """
         self._observers[threading.get_ident()] = observer
         try:

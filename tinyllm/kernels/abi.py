@@ -51,7 +51,8 @@ RECORD_NEGATIVE = 48  # 3 words: −Σ codes of each half, then of all, as `dot.
 
 # y[row] (+)= scale · (W x + bias), for rows from *first_row on (0: all).
 LINEAR = Arguments(
-    "grain panels tiles panel_bytes weights private x x_stride y y_stride bias accumulate scale scratch scratch_stride first_row"
+    "grain panels tiles panel_bytes weights private x x_stride y y_stride bias accumulate scale scratch scratch_stride"
+    " first_row"
 )
 
 # h (+)= scale · norm(x), and optionally its records.
@@ -81,22 +82,28 @@ COPY_HEADS = Arguments("n n_heads x x_stride x_step y y_stride y_step")
 DISPATCH = Arguments("n_groups groups blocks one many")
 
 # Scores of experts to the n_used chosen ones and their weights, per row.
-ROUTE = Arguments("n_experts n_used n_groups n_groups_used scores scores_stride choice choice_stride bias ids weights"
-                  " normalise scale")
+ROUTE = Arguments(
+    "n_experts n_used n_groups n_groups_used scores scores_stride choice choice_stride bias ids weights normalise scale"
+)
 
 # Rows sorted by expert: pairs of (row, choice) with the same expert become neighbours.
 # A pair is `parts` rows of the products' activations.
-GROUP = Arguments("n_experts n_used parts ids counts firsts active n_active n_pairs pair_rows pair_weights weights places")
+GROUP = Arguments(
+    "n_experts n_used parts ids counts firsts active n_active n_pairs pair_rows pair_weights weights places"
+)
 
 # y (+)= scale · (Σ weight · z[place] + shared · sigmoid(gate))
-COMBINE = Arguments("n n_used places weights z z_stride shared shared_stride gate gate_stride y y_stride accumulate scale")
+COMBINE = Arguments(
+    "n n_used places weights z z_stride shared shared_stride gate gate_stride y y_stride accumulate scale"
+)
 
 # x[i] = x[i] · weights[i]
 WEIGH = Arguments("n x x_stride weights")
 
 # Rotate q and k, write k and v into the cache. Tables hold a cosine and a sine per rotated dimension and row.
 ROPE = Arguments(
-    "row_table q q_stride k k_stride v v_stride n_heads n_kv_heads head_dim v_dim n_rot offset cos_sin table_stride pages"
+    "row_table q q_stride k k_stride v v_stride n_heads n_kv_heads head_dim v_dim n_rot offset cos_sin table_stride"
+    " pages"
     " pool page_bytes head_bytes v_offset"
 )
 
@@ -106,18 +113,23 @@ GATHER = Arguments("n index x x_stride y y_stride")
 # Attention of the step's blocks of rows over the cache.
 ATTEND = Arguments(
     "blocks n_blocks q q_stride out out_stride n_heads n_kv_heads head_dim v_dim pool page_bytes head_bytes v_offset"
-    " pages scale softcap window_left window_right slopes sinks scratch scratch_stride partials max_partitions max_rows causal"
+    " pages scale softcap window_left window_right slopes sinks scratch scratch_stride partials max_partitions"
+    " max_rows causal"
 )
 
 # Short causal convolution of each of n channels, over the runs of the step. `gate_in` and `gate_out` share x's stride.
 CONVOLVE = Arguments("runs n_runs n taps bias x x_stride gate_in gate_out y y_stride state")
 
 # Selective scan over n channels: x and y per channel, b and c per state.
-SELECTIVE_SCAN = Arguments("runs n_runs n n_state x x_stride dt dt_stride b c bc_stride a d z z_stride y y_stride state")
+SELECTIVE_SCAN = Arguments(
+    "runs n_runs n n_state x x_stride dt dt_stride b c bc_stride a d z z_stride y y_stride state"
+)
 
-# Scan of state space duality: heads of channels with one step size and decay each; x, b and c are columns of one matrix.
+# Scan of state space duality: heads of channels with one step size and decay each; x, b and c are columns of one
+# matrix.
 HEAD_SCAN = Arguments(
-    "runs n_runs n_heads head_dim n_groups n_state x b c xbc_stride dt dt_stride dt_bias a d z z_stride y y_stride state"
+    "runs n_runs n_heads head_dim n_groups n_state x b c xbc_stride dt dt_stride dt_bias a d z z_stride y y_stride"
+    " state"
 )
 
 # Gated delta rule. Value head j has key head j // key_div % n_key_heads, and its beta and alpha lie in groups.
@@ -157,8 +169,8 @@ class CacheType(NamedTuple):
 # q8_0: int8 codes, and a half-precision scale for each position and 32 dimensions.
 CACHE_TYPES = {"f16": CacheType(64, 1), "f32": CacheType(128, 1), "q8_0": CacheType(34, 32)}
 
-# A row of a plan's table: kernel for one row, kernel for many, arguments, address of the number of rows, and whether the
-# op is private when there is one row: then each thread does all of it for itself, and nobody waits.
+# A row of a plan's table: kernel for one row, kernel for many, arguments, address of the number of rows, and whether
+# the op is private when there is one row: then each thread does all of it for itself, and nobody waits.
 OP_ONE, OP_MANY, OP_ARGUMENTS, OP_ROWS, OP_PRIVATE, OP_BYTES = 0, 8, 16, 24, 32, 40
 
 
@@ -172,6 +184,7 @@ class JOB:
     stop_after = 512
     left = 640
     BYTES = 768
+
 
 # Panels of 16 rows from the file's rows; `table` is the address of `pack.table_of` the type, or 0.
 PACK = Arguments("rows n_inputs row_bytes source panels panel_bytes tiles weights table")

@@ -57,8 +57,8 @@ from .simd import (
 )
 from .specialize import inline, specialize, static
 
-# Rows (query heads times tokens) by vectors of 16 lanes whose sums are held in registers at a time. With the 16 registers
-# of AVX2 one vector by six rows measured 94 of 102 GFLOP/s, two by three spill and halve that.
+# Rows (query heads times tokens) by vectors of 16 lanes whose sums are held in registers at a time. With the 16
+# registers of AVX2 one vector by six rows measured 94 of 102 GFLOP/s, two by three spill and halve that.
 ROW_WIDTHS = (6, 3, 1)
 LANE_VECTORS = 2 if TARGET.wide_registers else 1
 MASKED = np.float32(-1e30)
@@ -67,8 +67,8 @@ MASKED = np.float32(-1e30)
 def rope_and_store(args, thread, n_threads):
     """Rotate the heads of q and k in place (RoPE, Su et al. 2021), then write k and v into the row's cache page.
 
-    The table of a position holds a cosine, then a signed sine, for each rotated dimension; the partner of dimension i is
-    its neighbour (NORM, adjacent pairs) or the one n_rot/2 away (NEOX, half-split pairs). Without a pool, nothing is
+    The table of a position holds a cosine, then a signed sine, for each rotated dimension; the partner of dimension i
+    is its neighbour (NORM, adjacent pairs) or the one n_rot/2 away (NEOX, half-split pairs). Without a pool, nothing is
     written.
     """
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
@@ -149,7 +149,8 @@ def attend(args, thread, n_threads):
     """softmax(q·K · scale) V over the cache pages, without a score matrix (flash attention, Dao et al. 2022).
 
     A unit of work is a block of rows of one sequence and one KV head; for a single row it is one KV head and one
-    partition of positions, so that all threads have something to do. Softmax is computed online within a partition, partitions are merged in order, so the
+    partition of positions, so that all threads have something to do. Softmax is computed online within a partition,
+    partitions are merged in order, so the
     result depends neither on threads nor on how a prompt was cut into chunks.
     """
     blocks = load_i64(args + static(A.blocks))
@@ -286,7 +287,9 @@ def attend(args, thread, n_threads):
                         slope = splat_f32(load_f32(slopes + 4 * (head * group + r % group)))
                         distance = splat_i32(base - query_position)
                         s_low = fma(slope, to_f32(add_i32(lane_index(), distance)), s_low)
-                        s_high = fma(slope, to_f32(add_i32(lane_index(), splat_i32(base + 16 - query_position))), s_high)
+                        s_high = fma(
+                            slope, to_f32(add_i32(lane_index(), splat_i32(base + 16 - query_position))), s_high
+                        )
                     visible_from = query_position - window_left
                     visible_to = query_position
                     if causal == 0:
@@ -341,8 +344,13 @@ def attend(args, thread, n_threads):
             if not single:
                 for r in range(n_rows):
                     merge(
-                        all_max + 4 * r, all_sum + 4 * r, all_out + r * v_padded * 4,
-                        part_max + 4 * r, part_sum + 4 * r, part_out + r * v_padded * 4, v_padded,
+                        all_max + 4 * r,
+                        all_sum + 4 * r,
+                        all_out + r * v_padded * 4,
+                        part_max + 4 * r,
+                        part_sum + 4 * r,
+                        part_out + r * v_padded * 4,
+                        v_padded,
                     )
         if not single:
             for r in range(n_rows):
@@ -369,8 +377,13 @@ def attend(args, thread, n_threads):
                     for p in range(n_partitions):
                         slot = head_partials + (p * group + g) * row_bytes
                         merge(
-                            all_max + 4 * g, all_sum + 4 * g, all_out + g * v_padded * 4,
-                            slot, slot + 4, slot + 64, v_padded,
+                            all_max + 4 * g,
+                            all_sum + 4 * g,
+                            all_out + g * v_padded * 4,
+                            slot,
+                            slot + 4,
+                            slot + 64,
+                            v_padded,
                         )
                     query_head = head * group + g
                     target = out + first_row * out_stride + query_head * v_dim * 4

@@ -127,7 +127,9 @@ def quantize(args, thread, n_threads):
 
 
 def split(args, thread, n_threads):
-    """Records of float32 rows at twice the precision: row i as rows 2i, rounded, and 2i + 1, what rounding left over."""
+    """Records of float32 rows at twice the precision: row i as rows 2i, rounded, and 2i + 1, what rounding left
+    over.
+    """
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
     n = load_i64(args + static(A.n))
     x = load_i64(args + static(A.x))
@@ -168,7 +170,8 @@ def join(args, thread, n_threads):
 
 
 def norm(args, thread, n_threads):
-    """RMSNorm (Zhang & Sennrich 2019): x / sqrt(mean x² + eps) · weight, or LayerNorm (Ba et al. 2016): the same of x - mean x.
+    """RMSNorm (Zhang & Sennrich 2019): x / sqrt(mean x² + eps) · weight, or LayerNorm (Ba et al. 2016): the same of x
+    - mean x.
 
     A row may hold several norms side by side (`segments`, one per head). Records are of the whole row. PRIVATE: of one
     row, for each thread in a row of its own.

@@ -1,11 +1,13 @@
 """Compiles kernels with Numba once, keeps their object code in the cache folder, and loads it with llvmlite alone.
 
-A kernel's name is `module.builder:parameter`, e.g. `matmul.gemv:Q4_1`. The cache is keyed by the sources that the kernel
-is made of, the CPU and its features, and the compilers' versions; a process that finds everything never imports numba.
+A kernel's name is `module.builder:parameter`, e.g. `matmul.gemv:Q4_1`. The cache is keyed by the sources that the
+kernel is made of, the CPU and its features, and the compilers' versions; a process that finds everything never
+imports numba.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import importlib
@@ -64,7 +66,9 @@ def _source_key(module: str) -> str:
 
 @cache
 def cache_folder() -> Path | None:
-    """Where object code is kept: TINYLLM_HOME, the XDG cache, or a private temporary folder; None if nothing is writable."""
+    """Where object code is kept: TINYLLM_HOME, the XDG cache, or a private temporary folder; None if nothing is
+    writable.
+    """
     home = os.environ.get("TINYLLM_HOME")
     base = os.environ.get("XDG_CACHE_HOME")
     candidates = []
@@ -73,10 +77,8 @@ def cache_folder() -> Path | None:
     else:
         if base:
             candidates.append(Path(base) / "tinyllm")
-        try:
+        with contextlib.suppress(RuntimeError):
             candidates.append(Path.home() / ".cache" / "tinyllm")
-        except RuntimeError:
-            pass
     owner = os.getuid() if hasattr(os, "getuid") else "user"
     candidates.append(Path(tempfile.gettempdir()) / f"tinyllm-{owner}")
     for candidate in candidates:
@@ -174,9 +176,7 @@ def compile_kernel(name: str) -> bytes | None:
     n_arguments = function.__code__.co_argcount
     result = i64 if getattr(function, "returns_int", False) else types.void
     # Inlined into its wrapper, the kernel provably raises nothing, and every trace of Python disappears.
-    kernel = cfunc(result(*[i64] * n_arguments), nopython=True, error_model="numpy", forceinline=True)(
-        function
-    )
+    kernel = cfunc(result(*[i64] * n_arguments), nopython=True, error_model="numpy", forceinline=True)(function)
     try:
         # Not a public interface of Numba; where it is missing the kernel is used in place and not kept.
         content = kernel._library._get_compiled_object()

@@ -1,7 +1,7 @@
 """Matrix products over tiles of 16 rows: y = W x for one row of activations (GEMV) and for many (GEMM).
 
-One GEMV and one GEMM serve every quantized format, one pair every float format. Both sum the blocks of a row in the same
-order with the same operations, so a token's result does not depend on how many tokens were computed beside it.
+One GEMV and one GEMM serve every quantized format, one pair every float format. Both sum the blocks of a row in the
+same order with the same operations, so a token's result does not depend on how many tokens were computed beside it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .simd import (
     load_i8x64,
     load_i64,
     mul,
-    prefetch,
     opaque,
+    prefetch,
     splat_f32,
     store_f32x16,
     store_i8x64,
@@ -206,7 +206,11 @@ def gemm(args, thread, n_threads):
                             for t in static(range(width)):
                                 if tile_end == tiles:
                                     finish(
-                                        acc[t], y + (token + t) * y_stride + 64 * panel, panel_bias, accumulate, out_scale
+                                        acc[t],
+                                        y + (token + t) * y_stride + 64 * panel,
+                                        panel_bias,
+                                        accumulate,
+                                        out_scale,
                                     )
                                 else:
                                     store_f32x16(kept + 64 * t, acc[t])
@@ -301,9 +305,7 @@ def unpacked_bytes(name: str) -> int:
 
 def build_gemv(name: str) -> Callable:
     if TILES[name].is_float:
-        return specialize(
-            gemv_float, A=LINEAR, WIDTHS=(1,), TILE_BYTES=TILES[name].bytes, load_row=UNPACK_FLOAT[name]
-        )
+        return specialize(gemv_float, A=LINEAR, WIDTHS=(1,), TILE_BYTES=TILES[name].bytes, load_row=UNPACK_FLOAT[name])
     return specialize(gemv, **_quantized_parameters(name))
 
 

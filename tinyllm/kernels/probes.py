@@ -118,9 +118,7 @@ def fused_multiply_add(args, thread, n_threads):
 
 def _build_dot():
     steps = make_dot(bits=4, highest=15, zero=0, groups=8)
-    return specialize(
-        dot_products, A=PROBE, SUMS=SUMS, dot_start=steps.start, dot=steps.dot, dot_close=steps.close
-    )
+    return specialize(dot_products, A=PROBE, SUMS=SUMS, dot_start=steps.start, dot=steps.dot, dot_close=steps.close)
 
 
 KERNELS = {

@@ -1,4 +1,5 @@
-"""The vocabulary that kernels are written in: LLVM vectors as Numba values, and the few operations that are needed on them.
+"""The vocabulary that kernels are written in: LLVM vectors as Numba values, and the few operations that are needed on
+them.
 
 Every vector has 16 lanes of 4 bytes (`f32x16`, `i32x16`) or the same 64 bytes seen as `i8x64` and `i16x32`; LLVM splits
 them into the registers that the CPU has. Only the int8 dot product (`dot.py`) and half precision differ by target.
@@ -44,7 +45,13 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(dmm, fe_type, fe_type.ir)
 
 
-i8x64, i16x32, i32x16, f32x16, b1x16 = (Vector("i8", 64), Vector("i16", 32), Vector("i32", 16), Vector("f32", 16), Vector("i1", 16))
+i8x64, i16x32, i32x16, f32x16, b1x16 = (
+    Vector("i8", 64),
+    Vector("i16", 32),
+    Vector("i32", 16),
+    Vector("f32", 16),
+    Vector("i1", 16),
+)
 address = types.int64
 
 
@@ -92,7 +99,9 @@ def store_ir(builder: ir.IRBuilder, where: ir.Value, value: ir.Value, align: int
 def splat_ir(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
     vector = ir.VectorType(value.type, lanes)
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _I32(0))
-    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes))
+    return builder.shuffle_vector(
+        first, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_I32, lanes), [0] * lanes)
+    )
 
 
 def constant_ir(vector: Vector, value: float) -> ir.Constant:
@@ -143,7 +152,9 @@ def table16_ir(builder: ir.IRBuilder, v: ir.Value, table: list[int]) -> ir.Value
     candidates = [constant_ir(i8x64, entry) for entry in table]
     for bit in range(4):
         is_set = builder.icmp_unsigned("!=", builder.and_(v, constant_ir(i8x64, 1 << bit)), constant_ir(i8x64, 0))
-        candidates = [builder.select(is_set, odd, even) for even, odd in zip(candidates[::2], candidates[1::2], strict=True)]
+        candidates = [
+            builder.select(is_set, odd, even) for even, odd in zip(candidates[::2], candidates[1::2], strict=True)
+        ]
     return candidates[0]
 
 
@@ -692,7 +703,9 @@ def softplus(builder, v):
 
 @operation(types.int64, types.int64)
 def integer(builder, value):
-    """The value, but to Numba not a literal: it would compile a function anew for each literal that it is called with."""
+    """The value, but to Numba not a literal: it would compile a function anew for each literal that it is called
+    with.
+    """
     return value
 
 

@@ -1,6 +1,7 @@
 """What the CPU that kernels are compiled for can do: its name, its features, and the dot-product lowering they allow.
 
-The target is Numba's: the host, unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say otherwise. Importing this loads llvmlite only.
+The target is Numba's: the host, unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES say otherwise. Importing this loads
+llvmlite only.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ def _classify(machine: str, cpu: str, features: frozenset[str]) -> tuple[str, bo
         return ("neon_dotprod" if "dotprod" in features or known else "generic"), True
     if machine not in ("x86_64", "amd64"):
         return "generic", False
-    if "avx512vnni" in features and "avx512bw" in features or cpu in _AVX512_VNNI:
+    if ("avx512vnni" in features and "avx512bw" in features) or cpu in _AVX512_VNNI:
         return "avx512_vnni", True
     if "avxvnni" in features or cpu in _AVX_VNNI:
         return "avx_vnni", True
     if "avx512bw" in features or cpu in _AVX512:
         return "avx512_madd", True
-    if "avx2" in features and "f16c" in features and "fma" in features or cpu in _AVX2:
+    if ("avx2" in features and "f16c" in features and "fma" in features) or cpu in _AVX2:
         return "avx2_madd", True
     return "generic", False
 
