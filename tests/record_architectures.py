@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 FOLDER = Path(__file__).parent / "data" / "architectures"
-N_PROMPT, N_KEPT, N_VOCAB = 40, 6, 64
+N_PROMPT, N_KEPT, N_VOCAB = 40, 6, 48
 SIZES = {"E": 40, "H": 4, "G": 2, "D": 10, "F": 20, "V": N_VOCAB, "X": 5, "FX": 12, "FS": 20}
 
 
@@ -78,6 +78,7 @@ def add_models(make) -> list[str]:
     sizes = {"DN": 16, "NR": 8, "DV": 12, "RQ": 24, "RKV": 32, "D": 24, "FX": 16, "FS": 16, "X": 8}
     add("deepseek2", [f"{latent} glu", f"{latent} moe probs_b shared"], plain, grouped | mla, **sizes)
     _add_kin(add, experts)
+    _add_hybrids(add, make.moe_kv({"X": 4}, expert_feed_forward_length=12))
     encoder = {"attention.causal": False, "pooling_type": 1}
     bert = {"norm": "ln", "tok": "wordpiece", "G": 4, "C": 64, "V": 288}
     add("bert", make.ENC, "emb emb_norm pos types", encoder, rope=None, **bert)
@@ -91,6 +92,23 @@ def add_models(make) -> list[str]:
     blocks = [nomic.format("mlp mlp_b"), nomic.format("experts")]
     add("nomic-bert-moe", blocks, "emb emb_norm types", encoder | every_second, **bert)
     return list(make.MODELS)
+
+
+def _add_hybrids(add, experts: dict[str, object]) -> None:
+    """Recurrent layers and attention, with experts behind both."""
+    delta = "attn_norm delta_net delta_b_a post_attn_norm moe shared shared_gate"
+    gated = "attn_norm q_gated out qk_norm post_attn_norm moe shared shared_gate"
+    sizes = {"conv_kernel": 4, "inner_size": 32, "state_size": 8, "time_step_rank": 4, "group_count": 2}
+    ssm = {f"ssm.{key}": value for key, value in sizes.items()}
+    heads = {"full_attention_interval": 2, "attention.key_length": 8, "attention.value_length": 8}
+    sections = {"rope.dimension_sections": [1, 1, 0, 0], "expert_shared_feed_forward_length": 12}
+    state = {"SN": 8, "SG": 2, "SR": 4, "SK": 4, "D": 8, "NR": 4}
+    add("qwen35moe", [delta, gated], "emb norm head", ssm | heads | experts | sections, X=4, FS=12, **state)
+    convolution = "attn_norm shortconv ffn_norm glu"
+    attention = "attn_norm qkv out qk_norm ffn_norm moe probs_b"
+    kinds = {"attention.head_count_kv": [0, 2], "shortconv.l_cache": 3}
+    chosen = {"leading_dense_block_count": 1, "expert_gating_func": 2}
+    add("lfm2moe", [convolution, attention], "emb_tied emb_norm_only", kinds | experts | chosen, X=4, SK=3)
 
 
 def _add_kin(add, experts: dict[str, object]) -> None:

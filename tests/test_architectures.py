@@ -148,8 +148,7 @@ def test_every_architecture_is_covered() -> None:
     if not (LARGE / "models").is_dir():
         pytest.skip("needs the large collection")
     seen = {open_gguf(path).metadata["general.architecture"] for path in PATHS}
-    # Of these there is no tiny model from llama.cpp; what they are made of is in others, and in test_recurrent_models.
-    assert set(ARCHITECTURES) - seen <= {"lfm2moe", "qwen35moe"}
+    assert set(ARCHITECTURES) == seen
 
 
 # Refusals
