@@ -13,7 +13,7 @@ from .buffers import Buffer, aligned_zeros, padded
 from .config import LayerConfig, ModelConfig
 from .kernels import abi
 from .kv_cache import KVCache
-from .plan import Plan
+from .plan_writer import PlanWriter
 from .step import StepInputs
 from .weights import Vector, Weights, vector_of
 
@@ -54,7 +54,7 @@ class Norm:
 class AttentionWorkspace:
     """What all attention layers of a plan share: how rows are dealt out, and memory for partial results."""
 
-    def __init__(self, config: ModelConfig, plan: Plan, inputs: StepInputs, cache: KVCache):
+    def __init__(self, config: ModelConfig, plan: PlanWriter, inputs: StepInputs, cache: KVCache):
         self.plan, self.inputs, self.cache = plan, inputs, cache
         group = max((layer.n_heads // layer.n_kv_heads for layer in config.attention_layers), default=1)
         self.max_rows = max(48, group)
@@ -92,10 +92,8 @@ class AttentionWorkspace:
             abi.ROPE,
             q,
             row_table=inputs.rows.ctypes.data,
-            q=q.address,
-            q_stride=q.stride,
-            k=k.address,
-            k_stride=k.stride,
+            **q.at("q"),
+            **k.at("k"),
             v=v.address if v else 0,
             v_stride=v.stride if v else 0,
             n_rot=rope.n_rot if rope else 0,
@@ -133,10 +131,8 @@ class AttentionWorkspace:
             out,
             blocks=self.inputs.blocks.ctypes.data,
             n_blocks=self.inputs.n_blocks.ctypes.data,
-            q=q.address,
-            q_stride=q.stride,
-            out=out.address,
-            out_stride=out.stride,
+            **q.at("q"),
+            **out.at("out"),
             scale=float(config.attention_scale),
             softcap=float(config.score_cap),
             window_left=left,
@@ -209,8 +205,8 @@ class Attention:
             prefix + "attn_output.weight", n_embd, layer.n_heads * layer.v_dim, bias("attn_output", n_embd)
         )
 
-    def record(self, plan: Plan, workspace: AttentionWorkspace, h: Buffer, y: Buffer, **onto: float) -> None:
-        """y = attention of h; `onto` as in `Plan.linear`."""
+    def record(self, plan: PlanWriter, workspace: AttentionWorkspace, h: Buffer, y: Buffer, **onto: float) -> None:
+        """y = attention of h; `onto` as in `PlanWriter.linear`."""
         config, layer, index = self.config, self.layer, self.index
         qkv = plan.buffer("qkv", self.qkv.width)
         out = plan.buffer("attn_out", layer.n_heads * layer.v_dim)
@@ -238,7 +234,7 @@ class Attention:
         plan.quantize("attn_out", out)
         plan.linear("attn_output", out, self.output, y, **onto)
 
-    def _gate(self, plan: Plan, gated_q: Buffer, out: Buffer) -> None:
+    def _gate(self, plan: PlanWriter, gated_q: Buffer, out: Buffer) -> None:
         """out = out · sigmoid(gate), where each head's gate lies behind its query."""
         dim = self.layer.head_dim
         plan.add(
@@ -255,7 +251,7 @@ class Attention:
             gate_segment=8 * dim,
         )
 
-    def _norm_heads(self, plan: Plan, q: Buffer, k: Buffer) -> None:
+    def _norm_heads(self, plan: PlanWriter, q: Buffer, k: Buffer) -> None:
         config, layer = self.config, self.layer
         for stage, norm, x, n_heads in (("q", self.q_norm, q, layer.n_heads), ("k", self.k_norm, k, layer.n_kv_heads)):
             if norm is not None:

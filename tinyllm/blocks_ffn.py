@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .buffers import Buffer
 from .config import ModelConfig
-from .plan import Plan
+from .plan_writer import PlanWriter
 from .weights import Weights
 
 
@@ -33,8 +33,8 @@ class FeedForward:
             self.up_column = n_ff
         self.down = weights.matrix(f"{down}.weight", n_embd, n_ff, bias(down, n_embd))
 
-    def record(self, plan: Plan, h: Buffer, y: Buffer, **onto: float) -> None:
-        """y = feed-forward of h; `onto` as in `Plan.linear`."""
+    def record(self, plan: PlanWriter, h: Buffer, y: Buffer, **onto: float) -> None:
+        """y = feed-forward of h; `onto` as in `PlanWriter.linear`."""
         inner, act = plan.buffer("ffn_gate_up", self.inner.width), plan.buffer("ffn_act", self.n_ff)
         plan.linear("ffn_gate_up" if self.gated else "ffn_up", h, self.inner, inner)
         gate = inner.columns(0, self.n_ff, "ffn_gate")

@@ -8,7 +8,7 @@ from .blocks_attention import AttentionWorkspace, Norm
 from .buffers import Buffer, padded
 from .config import ModelConfig
 from .kernels.formats import PANEL_ROWS
-from .plan import Plan
+from .plan_writer import PlanWriter
 from .weights import Matrix, Weights
 
 
@@ -52,8 +52,8 @@ class LatentAttention:
             weights.stacked_floats(name, values[:, latent.n_plain :], kept_as, "v_b"),
         )
 
-    def record(self, plan: Plan, workspace: AttentionWorkspace, h: Buffer, y: Buffer, **onto: float) -> None:
-        """y = attention of h; `onto` as in `Plan.linear`."""
+    def record(self, plan: PlanWriter, workspace: AttentionWorkspace, h: Buffer, y: Buffer, **onto: float) -> None:
+        """y = attention of h; `onto` as in `PlanWriter.linear`."""
         config, latent, n_heads = self.config, self.latent, self.layer.n_heads
         head, key = latent.n_plain + latent.n_rot, latent.kv_rank + latent.n_rot
         if self.q_a is not None:

@@ -13,7 +13,7 @@ from .blocks_ffn import FeedForward
 from .buffers import Buffer, aligned_zeros
 from .config import ModelConfig
 from .kernels import abi
-from .plan import Plan
+from .plan_writer import PlanWriter
 from .weights import Matrix, Weights
 
 # Models that were trained in these formats have exact weights and expect activations of 16 bits.
@@ -28,7 +28,7 @@ class ExpertChoice:
     `active` lists the `n_active` chosen experts.
     """
 
-    def __init__(self, plan: Plan, n_experts: int, n_used: int, parts: int):
+    def __init__(self, plan: PlanWriter, n_experts: int, n_used: int, parts: int):
         n_pairs = plan.max_rows * n_used
         per_pair = ("ids", "weights", "places", "pair_rows", "pair_weights")
         sizes = dict.fromkeys(per_pair, n_pairs) | dict.fromkeys(("counts", "firsts", "active"), n_experts)
@@ -68,8 +68,8 @@ class Experts:
             if weights.expects(prefix + "ffn_gate_inp_shexp.weight"):
                 self.shared_gate = weights.row(prefix + "ffn_gate_inp_shexp.weight", n_embd)
 
-    def record(self, plan: Plan, h: Buffer, y: Buffer, accumulate: bool = False, scale: float = 1.0) -> None:
-        """y = experts' answer to h; `accumulate` and `scale` as in `Plan.linear`."""
+    def record(self, plan: PlanWriter, h: Buffer, y: Buffer, accumulate: bool = False, scale: float = 1.0) -> None:
+        """y = experts' answer to h; `accumulate` and `scale` as in `PlanWriter.linear`."""
         config, experts, n_embd = self.config, self.experts, self.config.n_embd
         choice = self._choose(plan, h)
         x = self._pairs(plan, "expert_in", n_embd)
@@ -94,16 +94,15 @@ class Experts:
             z=z.address,
             z_stride=z.stride,
             **self._record_shared(plan, h),
-            y=y.address,
-            y_stride=y.stride,
+            **y.at("y"),
             accumulate=int(accumulate),
             scale=float(scale),
         )
 
-    def _pairs(self, plan: Plan, name: str, width: int, parts: int = 1) -> Buffer:
+    def _pairs(self, plan: PlanWriter, name: str, width: int, parts: int = 1) -> Buffer:
         return plan.buffer(name, width, self.experts.n_used * parts)
 
-    def _choose(self, plan: Plan, h: Buffer) -> ExpertChoice:
+    def _choose(self, plan: PlanWriter, h: Buffer) -> ExpertChoice:
         """Each row's experts and their weights, then the pairs sorted by expert."""
         experts = self.experts
         choice = plan.shared(
@@ -151,7 +150,7 @@ class Experts:
         )
         return choice
 
-    def _products(self, plan: Plan, x: Buffer, choice: ExpertChoice, **matrices: Matrix) -> list[Buffer]:
+    def _products(self, plan: PlanWriter, x: Buffer, choice: ExpertChoice, **matrices: Matrix) -> list[Buffer]:
         """Rows of pairs times their experts' matrices, by stage."""
         if self.parts == 1:
             results = [self._pairs(plan, stage, matrix.n_outputs) for stage, matrix in matrices.items()]
@@ -169,7 +168,7 @@ class Experts:
             results.append(y)
         return results
 
-    def _record_shared(self, plan: Plan, h: Buffer) -> dict[str, Any]:
+    def _record_shared(self, plan: PlanWriter, h: Buffer) -> dict[str, Any]:
         """The shared expert and its gate, as arguments of the op that puts all together."""
         shared = gate = None
         if self.shared is not None:

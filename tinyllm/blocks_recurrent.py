@@ -16,7 +16,7 @@ from .blocks_attention import AttentionWorkspace
 from .buffers import Buffer
 from .config import ModelConfig
 from .kernels import abi
-from .plan import Plan
+from .plan_writer import PlanWriter
 from .recurrent import RecurrentConfig, whole_panels
 from .weights import Vector, Weights, vector_of
 
@@ -58,8 +58,7 @@ class _Recurrent(ABC):
             kernel,
             arguments,
             y,
-            y=y.address,
-            y_stride=y.stride,
+            **y.at("y"),
             runs=inputs.runs.ctypes.data,
             n_runs=inputs.n_runs.ctypes.data,
             state=workspace.cache.states.offsets[self.index] + state,
@@ -78,8 +77,7 @@ class _Recurrent(ABC):
             n=self.sizes.n_conv,
             taps=self.taps.address,
             bias=self.conv_bias.address if self.conv_bias else 0,
-            x=x.address,
-            x_stride=x.stride,
+            **x.at("x"),
             gate_in=0,
             gate_out=0,
         )
@@ -94,8 +92,8 @@ class ShortConvolution(_Recurrent):
         self.load_taps(weights, prefix + "shortconv.conv")
         self.output = weights.matrix(prefix + "shortconv.out_proj.weight", n_embd, n_embd)
 
-    def record(self, plan: Plan, workspace: AttentionWorkspace, h: Buffer, y: Buffer, **onto: float) -> None:
-        """y = mixer of h; `onto` as in `Plan.linear`."""
+    def record(self, plan: PlanWriter, workspace: AttentionWorkspace, h: Buffer, y: Buffer, **onto: float) -> None:
+        """y = mixer of h; `onto` as in `PlanWriter.linear`."""
         n = self.sizes.n_inner
         bcx, out = plan.buffer("shortconv_in", 3 * n), plan.buffer("shortconv", n)
         plan.linear("shortconv_in", h, self.in_proj, bcx)
@@ -131,8 +129,8 @@ class Mamba(_Recurrent):
         self.d = weights.vector(prefix + "ssm_d", n)
         self.output = weights.matrix(prefix + "ssm_out.weight", n_embd, n)
 
-    def record(self, plan: Plan, workspace: AttentionWorkspace, h: Buffer, y: Buffer, **onto: float) -> None:
-        """y = mixer of h; `onto` as in `Plan.linear`."""
+    def record(self, plan: PlanWriter, workspace: AttentionWorkspace, h: Buffer, y: Buffer, **onto: float) -> None:
+        """y = mixer of h; `onto` as in `PlanWriter.linear`."""
         sizes = self.sizes
         n, rank, n_state = sizes.n_inner, sizes.dt_rank, sizes.n_state
         xz, dt_b_c = plan.buffer("ssm_in", 2 * n), plan.buffer("ssm_x", rank + 2 * n_state)
@@ -160,8 +158,7 @@ class Mamba(_Recurrent):
             state=sizes.conv_bytes,
             n=n,
             n_state=n_state,
-            x=x.address,
-            x_stride=x.stride,
+            **x.at("x"),
             dt=steps.address,
             dt_stride=steps.stride,
             b=b.address,
@@ -175,7 +172,7 @@ class Mamba(_Recurrent):
         plan.quantize("ssm_scan", out)
         plan.linear("ssm_out", out, self.output, y, **onto)
 
-    def _norm(self, plan: Plan, x: Buffer) -> Buffer:
+    def _norm(self, plan: PlanWriter, x: Buffer) -> Buffer:
         """FalconMamba norms the step sizes, b and c, without weights."""
         normed = plan.buffer(f"ssm_{x.name}_norm", x.width)
         plan.norm(normed.name, "rms", self.norm_eps, x, None, normed)
@@ -197,8 +194,8 @@ class Mamba2(_Recurrent):
             self.norm = vector_of(weights.floats(prefix + "ssm_norm.weight", n_groups, n // n_groups))
         self.output = weights.matrix(prefix + "ssm_out.weight", n_embd, n)
 
-    def record(self, plan: Plan, workspace: AttentionWorkspace, h: Buffer, y: Buffer, **onto: float) -> None:
-        """y = mixer of h; `onto` as in `Plan.linear`."""
+    def record(self, plan: PlanWriter, workspace: AttentionWorkspace, h: Buffer, y: Buffer, **onto: float) -> None:
+        """y = mixer of h; `onto` as in `PlanWriter.linear`."""
         sizes = self.sizes
         n, n_state, n_groups = sizes.n_inner, sizes.n_state, sizes.n_groups
         projected, out = plan.buffer("ssm_in", n + sizes.n_conv + sizes.n_heads), plan.buffer("ssm_scan", n)
@@ -262,8 +259,8 @@ class DeltaNet(_Recurrent):
         factors = np.repeat([1.0 / n, 1.0 / math.sqrt(n)], self.sizes.n_groups * n)
         return vector_of(factors.astype(np.float32))
 
-    def record(self, plan: Plan, workspace: AttentionWorkspace, h: Buffer, y: Buffer, **onto: float) -> None:
-        """y = mixer of h; `onto` as in `Plan.linear`."""
+    def record(self, plan: PlanWriter, workspace: AttentionWorkspace, h: Buffer, y: Buffer, **onto: float) -> None:
+        """y = mixer of h; `onto` as in `PlanWriter.linear`."""
         sizes = self.sizes
         n, key, n_heads, n_keys = sizes.n_inner, sizes.n_state, sizes.n_heads, sizes.n_groups
         projected, out = plan.buffer("delta_in", self.inputs.width), plan.buffer("delta_rule", n)

@@ -92,6 +92,10 @@ class Buffer:
     def records_stride(self) -> int:
         return self.root.stride // 128 * abi.RECORD
 
+    def at(self, name: str) -> dict[str, int]:
+        """Address and stride, as the arguments of this name that kernels have."""
+        return {name: self.address, f"{name}_stride": self.stride}
+
     def columns(self, start: int, width: int, name: str) -> Buffer:
         """A view of some columns."""
         return Buffer(name, width, self.max_rows, column=self.column + start, base=self.root)

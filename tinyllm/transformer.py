@@ -23,7 +23,8 @@ from .kernels import abi
 from .kernels.dequantize import decode
 from .kernels.formats import EMBEDDED_BY_KERNEL
 from .kv_cache import KVCache
-from .plan import Op, Plan
+from .plan import Op
+from .plan_writer import PlanWriter
 from .step import StepInputs
 from .weights import Matrix, Weights
 
@@ -119,7 +120,7 @@ class Embedding:
         self._n_blocks = n_embd // values
         self._table = self.tokens.data
 
-    def record(self, plan: Plan, inputs: StepInputs, x: Buffer) -> None:
+    def record(self, plan: PlanWriter, inputs: StepInputs, x: Buffer) -> None:
         """x = scale · table[token]."""
         plan.add(
             "embed",
@@ -129,8 +130,7 @@ class Embedding:
             table=self._table.ctypes.data,
             row_bytes=self.tokens.row_bytes,
             n_blocks=self._n_blocks,
-            x=x.address,
-            x_stride=x.stride,
+            **x.at("x"),
             scale=float(self.scale),
         )
 
@@ -191,7 +191,7 @@ def _output_norm(config: ModelConfig, weights: Weights) -> str:
 class Network:
     """A recorded plan with its ends, and all that its kernels point to."""
 
-    plan: Plan
+    plan: PlanWriter
     inputs: StepInputs
     x: Buffer
     hidden: Buffer
@@ -209,7 +209,7 @@ class Network:
 
 def record(config: ModelConfig, weights: ModelWeights, cache: KVCache, max_rows: int, n_threads: int) -> Network:
     """Write the forward pass down."""
-    plan = Plan(max_rows, n_threads)
+    plan = PlanWriter(max_rows, n_threads)
     inputs = StepInputs(config, plan, cache.n_pages * abi.PAGE)
     attention = AttentionWorkspace(config, plan, inputs, cache)
     x, h = plan.buffer("x", config.n_embd), plan.buffer("h", config.n_embd)
