@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from .errors import ModelFileError, UnsupportedModelError
 from .experts import ExpertsConfig, read_experts
 from .gguf_file import GGUFFile
 from .hyperparameters import Hyperparameters
 from .latent import LatentConfig, read_latent
+from .positions import Warming, read_ropes, read_warming, read_windows
 from .recurrent import RecurrentConfig, read_recurrent, recurrent_mixer
 from .rope import Rope, RopeReader
 
@@ -182,23 +181,6 @@ class LayerConfig:
     mixer: str = "attention"
 
 
-@dataclass(frozen=True)
-class Warming:
-    """Queries grow with the position, so that attention stays sharp over long contexts.
-
-    The factor is 1 + scale · ln(1 + floor((position + offset) / interval)); unless `everywhere`, only without RoPE.
-    """
-
-    scale: float
-    interval: int
-    offset: int
-    everywhere: bool
-
-    def factors(self, positions: np.ndarray) -> np.ndarray:
-        """float32, one for each position."""
-        return (1.0 + self.scale * np.log1p((positions + self.offset) // self.interval)).astype(np.float32)
-
-
 @dataclass(frozen=True, eq=False)
 class ModelConfig:
     """The network of one file.
@@ -282,7 +264,7 @@ class _Reader(Hyperparameters):
         if embedding is None or len(embedding.shape) != 2:
             raise ModelFileError(f"{self.file.path}: tensor token_embd.weight is missing or no matrix")
         n_ctx = self.context(n_ctx)
-        windows = self.windows()
+        windows = read_windows(self, traits, self.n_layers)
         latent = read_latent(self)
         mixers = [recurrent_mixer(self.file.tensors, layer) for layer in range(self.n_layers)]
         layers, ropes, head_dim = self.layers(windows, latent, mixers, n_ctx)
@@ -319,7 +301,7 @@ class _Reader(Hyperparameters):
             head_norm_weightless=traits.head_norm_weightless
             and (experts is None or experts.n_experts != traits.head_norm_not_with),
             gated_attention=traits.gated_attention,
-            warming=self.warming(),
+            warming=read_warming(self, traits.warms),
             pooling=self.pooling(),
             metadata=self.file.metadata,
         )
@@ -357,7 +339,8 @@ class _Reader(Hyperparameters):
             rotated_dim = latent.n_plain + latent.n_rot
             n_kv_heads = [1] * self.n_layers
             head_dim, v_dim = latent.kv_rank + latent.n_rot, latent.kv_rank
-        ropes, rope_of_layer = self.ropes(windows, latent, rotated_dim, n_ctx)
+        reader = None if self.traits.pairing is None else RopeReader(self, self.traits.pairing, rotated_dim, n_ctx)
+        ropes, rope_of_layer = read_ropes(self, self.traits, windows, reader, latent)
         mixer = "attention" if latent is None else "latent"
         layers = tuple(
             LayerConfig(n_heads[i], n_kv_heads[i], head_dim, v_dim, rope_of_layer[i], windows[i], n_ff[i], mixer)
@@ -387,48 +370,6 @@ class _Reader(Hyperparameters):
             raise UnsupportedModelError(f"{self.file.path}: layers of several kinds ({', '.join(kinds)}) in one model")
         return read_recurrent(self, kinds[0], self.n_embd, self.traits.keys_in_groups) if kinds else None
 
-    def windows(self) -> list[int]:
-        """The window of each layer, 0 for all positions."""
-        traits, key = self.traits, "attention.sliding_window"
-        used = traits.window_period and traits.window_layers in (None, self.n_layers)
-        if not used or not (self.has(key) or traits.window_default):
-            return [0] * self.n_layers
-        window = self.integer(key, traits.window_default)
-        pattern = self.value(f"{key}_pattern")
-        if isinstance(pattern, np.ndarray | list):
-            if len(pattern) < self.n_layers:
-                raise self.fail(f"{key}_pattern", f"has {len(pattern)} values for {self.n_layers} layers")
-            windowed = [bool(value) for value in pattern[: self.n_layers]]
-        else:
-            period = self.integer(f"{key}_pattern", traits.window_period)
-            windowed = [i % period < period - 1 for i in range(self.n_layers)]
-        return [window if yes else 0 for yes in windowed]
-
-    def ropes(
-        self, windows: list[int], latent: LatentConfig | None, head_dim: int, n_ctx: int
-    ) -> tuple[tuple[Rope, ...], list[int | None]]:
-        """The ropes of the model, and which of them each layer uses."""
-        traits = self.traits
-        if traits.pairing is None or (traits.rotation_switch and not self.flag(traits.rotation_switch, True)):
-            return (), [None] * self.n_layers
-        reader = RopeReader(self, traits.pairing, head_dim, self.n_ctx_train, n_ctx)
-        rope = reader.scaled()
-        if latent is not None:
-            # YaRN's amplitude is in the scale of the scores, and the rotated dimensions follow the latent ones.
-            rope = replace(rope, amplitude=1.0, offset=latent.kv_rank)
-        ropes, of_layer = [rope], [0] * self.n_layers
-        if any(windows) and (traits.window_rope_base or traits.window_rope_plain or self.has("rope.freq_base_swa")):
-            base = self.factor("rope.freq_base_swa", traits.window_rope_base or reader.base)
-            plain = traits.window_rope_base or traits.window_rope_plain
-            ropes.append(reader.plain(base) if plain else reader.scaled(base))
-            of_layer = [int(window > 0) for window in windows]
-        period = traits.unrotated_period
-        windowed_only = traits.rotates == "windowed" and any(windows)
-        return tuple(ropes), [
-            None if (period and i % period == period - 1) or (windowed_only and not windows[i]) else of_layer[i]
-            for i in range(self.n_layers)
-        ]
-
     def attention_scale(self, head_dim: int, n_heads: int) -> float:
         """The factor on q·k."""
         if not head_dim:
@@ -440,15 +381,6 @@ class _Reader(Hyperparameters):
             stretch = math.log(self.factor("rope.scaling.factor"))
             scale *= (1.0 + self.number("rope.scaling.yarn_log_multiplier") * stretch) ** 2
         return scale
-
-    def warming(self) -> Warming | None:
-        everywhere = self.traits.warms == "all"
-        if self.traits.warms is None or (everywhere and not self.has("attention.temperature_scale")):
-            return None
-        if everywhere:
-            interval = self.integer("rope.scaling.original_context_length")
-            return Warming(self.number("attention.temperature_scale"), interval, 0, everywhere)
-        return Warming(0.1, 8192, 1, everywhere)
 
     def pooling(self) -> str | None:
         if not self.has("pooling_type"):

@@ -46,7 +46,7 @@ class Rope:
 class RopeReader:
     """Reads the ropes of a file. `n_ctx`, the context that it is run with, chooses between long and short factors."""
 
-    def __init__(self, parameters: Hyperparameters, pairing: str, head_dim: int, n_ctx_train: int, n_ctx: int):
+    def __init__(self, parameters: Hyperparameters, pairing: str, head_dim: int, n_ctx: int):
         self.parameters, self.pairing = parameters, pairing
         self.n_rot = parameters.integer("rope.dimension_count", head_dim, maximum=2**16)
         if self.n_rot > head_dim or self.n_rot % 2:
@@ -54,7 +54,9 @@ class RopeReader:
         self.base = parameters.number("rope.freq_base", 10000.0)
         if self.base <= 1:
             raise parameters.fail("rope.freq_base", f"is {self.base:g}, not above 1")
-        self.n_ctx_original = parameters.integer("rope.scaling.original_context_length", n_ctx_train)
+        self.n_ctx_original = parameters.integer(
+            "rope.scaling.original_context_length", parameters.integer("context_length")
+        )
         self.n_ctx = n_ctx
         # Files from before rope.scaling.type say only by how much positions are divided.
         self.kind = parameters.text("rope.scaling.type", "linear")
