@@ -35,6 +35,8 @@ class LatentAttention:
         self.kv_a_norm = weights.vector(prefix + "attn_kv_a_norm.weight", latent.kv_rank)
         if weights.has(prefix + "attn_kv_b.weight"):
             self.k_b, self.v_b = self._split(weights, prefix + "attn_kv_b.weight")
+            # Some files have the same values twice.
+            weights.ignore(prefix + "attn_k_b.weight", prefix + "attn_v_b.weight")
         else:
             self.k_b = weights.stacked(prefix + "attn_k_b.weight", n_heads, latent.kv_rank, latent.n_plain)
             self.v_b = weights.stacked(prefix + "attn_v_b.weight", n_heads, latent.v_dim, latent.kv_rank)

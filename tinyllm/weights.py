@@ -65,8 +65,11 @@ class Part:
         return data.reshape(-1, self.row_bytes)[self.first_row : self.first_row + self.n_outputs]
 
     def release(self) -> None:
+        """Let the rows go, once they have been packed."""
         if isinstance(self.source, TensorInfo):
             self.source.release()
+        else:
+            self.source = np.empty(0)
 
 
 @dataclass(eq=False)
@@ -132,6 +135,10 @@ class Weights:
         """Whether the file has this optional tensor, or should: if one block has it, all that ask for it must."""
         block = _BLOCK.match(name)
         return self.has(name) or (block is not None and name[block.end() :] in self._in_blocks)
+
+    def ignore(self, *names: str) -> None:
+        """These tensors may be in the file, but are not needed."""
+        self.taken.update(names)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of an optional tensor in numpy order; () if the file has none of this name.
