@@ -46,7 +46,11 @@ def _console(stderr: bool, plain: bool) -> Console:
     """
     from rich.console import Console
 
-    return Console(
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich would exit with a failure; a reader that has enough is none
+
+    return PipeConsole(
         stderr=stderr,
         force_terminal=not plain,
         color_system=None if plain else "auto",

@@ -165,10 +165,11 @@ class TestFrame:
         environment = clean_environment(tmp_path) | {"TINYLLM_TRACEBACK": "1"}
         assert "Traceback" in subprocess.run(run, capture_output=True, text=True, env=environment).stderr
 
-    def test_closed_pipe(self, tmp_path: Path, model_file: Path) -> None:
+    @pytest.mark.parametrize("how", ["--json", "--tensors"], ids=["printed", "drawn by rich"])
+    def test_closed_pipe(self, how: str, tmp_path: Path, model_file: Path) -> None:
         reader, writer = os.pipe()
         os.close(reader)
-        command = [sys.executable, "-m", "tinyllm_cli.main", "show", "--json", model_file]
+        command = [sys.executable, "-m", "tinyllm_cli.main", "show", how, model_file]
         done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=clean_environment(tmp_path))
         os.close(writer)
         assert (done.returncode, done.stderr) == (141, b"")
