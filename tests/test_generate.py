@@ -134,6 +134,42 @@ def test_the_seed_used_is_known():
     assert isinstance(generate(FakeModel(says("a")), "go").seed, int)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        pytest.param(None, {}, "a prompt is a text or a list of token ids", id="no prompt"),
+        pytest.param([1.5], {}, "token ids, which are whole numbers", id="fractional id"),
+        pytest.param(["go"], {}, "token ids, which are whole numbers", id="list of texts"),
+        pytest.param("go", {"max_tokens": 2.5}, "max_tokens must be a whole number, not 2.5", id="fractional limit"),
+        pytest.param("go", {"max_tokens": "3"}, "max_tokens must be a whole number, not '3'", id="limit as text"),
+        pytest.param("go", {"logprobs": "x"}, "logprobs must be a whole number", id="logprobs"),
+        pytest.param("go", {"stop": 5}, "stop must be a text or a list of texts, not 5", id="stop number"),
+        pytest.param("go", {"stop": [5]}, "stop must be a text or a list of texts", id="stop numbers"),
+        pytest.param("go", {"stop": b"x"}, "stop must be a text or a list of texts", id="stop bytes"),
+    ],
+)
+def test_arguments_that_cannot_be_are_named(prompt, options, message):
+    with pytest.raises(InvalidParameterError, match=message):
+        generate(FakeModel(says("a")), prompt, **options)
+
+
+@pytest.mark.parametrize(
+    "messages", ["Hi", {"role": "user", "content": "Hi"}, ["Hi"], []], ids=["text", "message", "texts", "none"]
+)
+def test_what_is_no_conversation_is_said(messages):
+    with pytest.raises(InvalidParameterError, match="messages"):
+        chat(FakeModel(says("a")), messages)
+
+
+def test_the_conversation_cannot_be_a_template_variable():
+    with pytest.raises(InvalidParameterError, match="messages cannot be a variable"):
+        chat(FakeModel(says("a")), [{"role": "user", "content": "Hi"}], template_args={"messages": 1})
+
+
+def test_numbers_of_numpy_and_no_stops_are_fine():
+    assert run(says("abc"), prompt=np.array([1, 2]), max_tokens=np.int64(2), stop=None).text == "ab"
+
+
 class TestPrompts:
     def test_ids_are_taken_as_they_are(self):
         model = FakeModel(says("a"), add_bos=True)

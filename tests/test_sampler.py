@@ -455,6 +455,8 @@ def test_biases_that_exclude_all_are_said():
         ({"logit_bias": {-1: 1.0}}, "-1 is not a token id"),
         ({"logit_bias": {1: math.nan}}, "token 1 must be a number"),
         ({"logit_bias": {1: math.inf}}, "token 1 must be a number"),
+        ({"logit_bias": {1: "much"}}, "token 1 must be a number"),
+        ({"logit_bias": [(1, 2.0)]}, "logit_bias must map token ids to numbers"),
         ({"seed": 1.5}, "seed must be a whole number"),
         ({"seed": -2}, "seed must be"),
     ],
@@ -462,6 +464,13 @@ def test_biases_that_exclude_all_are_said():
 def test_parameters_that_cannot_be_are_named(settings, message):
     with pytest.raises(InvalidParameterError, match=message):
         SamplingParams(**settings)
+
+
+def test_numbers_of_numpy_are_numbers():
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int64(2), seed=np.int64(3), logit_bias={np.int64(1): 1}
+    )
+    assert Sampler(params, 4).sample(np.zeros(4, np.float32)).token in range(4)
 
 
 def test_a_bias_beyond_the_vocabulary_is_named():

@@ -7,6 +7,7 @@ out flow Steps, with Statistics beside them.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -101,7 +102,7 @@ class Generation(Iterator[Step]):
         self._model = model
         self._end_ids = set() if ignore_eos else set(model.tokenizer.eog_ids)
         self._end_ids |= control_stops(model.tokenizer, stop)
-        self._max_tokens = max_tokens if max_tokens is not None and max_tokens >= 0 else None
+        self._max_tokens = max_tokens
         self._logprobs = logprobs
         self._make_room = make_room
         self._pieces: list[str] = []
@@ -236,7 +237,7 @@ def generate(
     *,
     max_tokens: int | None = None,
     params: SamplingParams | None = None,
-    stop: str | Sequence[str] = (),
+    stop: str | Sequence[str] | None = (),
     ignore_eos: bool = False,
     sequence: ModelSequence | None = None,
     constraint: Constraint | None = None,
@@ -254,10 +255,11 @@ def generate(
     work and ends the generation when true. `make_room` is asked for a shorter prompt when the context is full.
     `recorder` is shown every stage of the sampling.
 
-    Raises ContextFullError for a prompt that does not fit, InvalidParameterError for an empty one without a BOS token.
+    Raises ContextFullError for a prompt that does not fit, InvalidParameterError for an empty one without a BOS token
+    and for arguments that cannot be.
     """
     tokenizer = model.tokenizer
-    ids = tokenizer.encode(prompt) if isinstance(prompt, str | bytes) else [int(token) for token in prompt]
+    ids = tokenizer.encode(prompt) if isinstance(prompt, str | bytes) else _as_ids(prompt)
     if not ids and tokenizer.add_bos and tokenizer.bos_id is not None:
         ids = [tokenizer.bos_id]
     if not ids:
@@ -274,20 +276,18 @@ def generate(
         )
     if constraint is not None:
         ignore_eos = False  # when it is finished, nothing but the end may come
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(stop):
-        raise InvalidParameterError("a stop string cannot be empty")
+    limit = -1 if max_tokens is None else _whole("max_tokens", max_tokens)
     sampler = Sampler(replace(params or SamplingParams(), **sampling), tokenizer.n_vocab, tokenizer, recorder)
     return Generation(
         model,
         ids,
         sampler,
-        max_tokens=max_tokens,
-        stop=stop,
+        max_tokens=limit if limit >= 0 else None,
+        stop=_as_stops(stop),
         ignore_eos=ignore_eos,
         sequence=sequence,
         constraint=constraint,
-        logprobs=logprobs,
+        logprobs=_whole("logprobs", logprobs),
         should_stop=should_stop,
         make_room=make_room,
     )
@@ -321,10 +321,42 @@ def prepare_conversation(
     template: ChatTemplate | None = None,
     template_args: Mapping[str, Any] | None = None,
 ) -> ChatPrompt:
-    """A conversation in text and ids, ready for a reply; ChatTemplateError where there is no template or it refuses."""
+    """A conversation in text and ids, ready for a reply.
+
+    Raises ChatTemplateError where there is no template or it refuses, InvalidParameterError for what is none.
+    """
     from tinyllm.chat_format import prepare_chat
 
+    if isinstance(messages, Mapping | str | bytes) or not all(isinstance(message, Mapping) for message in messages):
+        raise InvalidParameterError("messages are a list, as in [{'role': 'user', 'content': 'Hi'}]")
+    if not messages:
+        raise InvalidParameterError("there are no messages to answer")
+    if "messages" in (template_args or {}):
+        raise InvalidParameterError("messages cannot be a variable of the chat template: they are the conversation")
     template = template or model.chat_template
     if template is None:
         raise ChatTemplateError("this model has no chat template: continue raw text instead, or name a template")
     return prepare_chat(template, model.tokenizer, messages, **(template_args or {}))
+
+
+def _as_ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise InvalidParameterError("a prompt is a text or a list of token ids, which are whole numbers") from None
+
+
+def _as_stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else stop or ()
+    if not isinstance(stops, Sequence) or not all(isinstance(text, str) for text in stops):
+        raise InvalidParameterError(f"stop must be a text or a list of texts, not {stop!r}")
+    if not all(stops):
+        raise InvalidParameterError("a stop string cannot be empty")
+    return tuple(stops)
+
+
+def _whole(name: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidParameterError(f"{name} must be a whole number, not {value!r}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 from tinyllm.errors import InvalidParameterError
@@ -47,16 +48,18 @@ class SamplingParams:
             _check(name, getattr(self, name), low, high)
         for name in _INTEGERS:
             value = getattr(self, name)
-            if not isinstance(value, int) and not (name == "seed" and value is None):
+            if not isinstance(value, Integral) and not (name == "seed" and value is None):
                 raise InvalidParameterError(f"{name} must be a whole number, not {value!r}")
         if self.seed is not None:
             _check("seed", self.seed, -1, 2**64 - 1)
         if not all(isinstance(text, str) and text for text in self.dry_sequence_breakers):
             raise InvalidParameterError("dry_sequence_breakers must be texts that are not empty")
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidParameterError("logit_bias must map token ids to numbers, as in {42: 1.5}")
         for token, bias in self.logit_bias.items():
-            if not isinstance(token, int) or token < 0:
+            if not isinstance(token, Integral) or token < 0:
                 raise InvalidParameterError(f"logit_bias: {token!r} is not a token id")
-            if math.isnan(bias) or bias == math.inf:
+            if not isinstance(bias, Real) or math.isnan(bias) or bias == math.inf:
                 raise InvalidParameterError(f"logit_bias of token {token} must be a number or -inf, not {bias}")
 
 
@@ -88,6 +91,6 @@ _INTEGERS = ("top_k", "repeat_last_n", "dry_allowed_length", "dry_penalty_last_n
 
 
 def _check(name: str, value: Any, low: float, high: float) -> None:
-    if not isinstance(value, int | float) or not low <= value <= high:
+    if not isinstance(value, Real) or not low <= value <= high:
         limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
         raise InvalidParameterError(f"{name} must be {limits}, not {value!r}")
