@@ -275,6 +275,10 @@ def encoder() -> Iterator[Model]:
         yield model
 
 
+def test_a_text_is_embedded_as_text_also_when_it_is_bytes(encoder: Model) -> None:
+    assert np.array_equal(encoder.embed(b"ab"), encoder.embed("ab"))
+
+
 def test_pooling_of_an_encoder(encoder: Model) -> None:
     ids = [2, 10, 11, 12, 3]
     rows = encoder.embed(ids, pooling="none")

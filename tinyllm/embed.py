@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from .model import Model
 
 
-def embed(model: Model, text: str | Ids[int], pooling: str | None = None, normalize: bool = False) -> np.ndarray:
+def embed(
+    model: Model, text: str | bytes | Ids[int], pooling: str | None = None, normalize: bool = False
+) -> np.ndarray:
     """float32 [n_embd]: the tokens' last states pooled, as the file says or else by their mean.
 
     `pooling`: "mean", "cls" (the first token's), "last", or "none" for the rows of all tokens [n_tokens, n_embd].
@@ -22,7 +24,7 @@ def embed(model: Model, text: str | Ids[int], pooling: str | None = None, normal
 
     Raises ContextFullError for a text that is too long, InvalidParameterError for one without tokens.
     """
-    ids = model.tokenizer.encode(text) if isinstance(text, str) else list(text)
+    ids = model.tokenizer.encode(text) if isinstance(text, str | bytes) else list(text)
     if not ids:
         raise InvalidParameterError("there is nothing to embed: the text has no tokens")
     pooling = pooling or model.config.pooling or "mean"
