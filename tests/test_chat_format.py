@@ -259,6 +259,12 @@ def test_the_template_of_a_file():
     assert ChatTemplate.from_metadata({}, tokenizer) is None
 
 
+def test_errors_of_a_template_name_the_types_that_its_author_knows():
+    with pytest.raises(ChatTemplateError) as error:
+        ChatTemplate("{{ 'user: ' + messages[0].content }}").render([{"role": "user", "content": None}])
+    assert "unsupported operand type(s) for +: 'str' and 'NoneType'" in str(error.value)
+
+
 # Reasoning
 
 

@@ -262,5 +262,6 @@ def _one_line(error: Exception) -> str:
     """What went wrong, in a line: Jinja2's own errors speak for themselves, Python's need their name."""
     from jinja2 import TemplateError
 
-    text = " ".join(str(error).split())[:300]
+    # Template authors know the texts that they handle as `str`.
+    text = " ".join(str(error).split()).replace(TracedText.__name__, "str")[:300]
     return text if isinstance(error, TemplateError) else f"{type(error).__name__}: {text}"
