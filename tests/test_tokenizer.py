@@ -349,6 +349,13 @@ def test_missing_token_is_said_once(caplog):
     ]
 
 
+def test_missing_tokens_of_a_text_are_said_in_one_line(caplog):
+    tokenizer = made_up({})
+    assert tokenizer.encode(bytes(range(1, 9)) + b"a") == tokenizer.encode("a")
+    (record,) = caplog.records
+    assert "0x07, 0x08: they are left out of the text" in record.getMessage()
+
+
 # Pre-tokenizer names
 
 

@@ -22,6 +22,7 @@ Rank = Callable[[str, str], float | None]
 
 _KNOWN_WORDS = 1 << 16
 _KNOWN_LENGTH = 64
+_NAMED = 8
 
 
 def merge(symbols: list[str], rank: Rank) -> list[str]:
@@ -87,7 +88,7 @@ class BytePairEncoder(_WordMerger):
         self._pre_tokenizer = vocabulary.pre_tokenizer
         self._lowercase = vocabulary.lowercase
         self._cutter = WordCutter(vocabulary.tokens, vocabulary.merges)
-        self._left_out: set[str] = set()
+        self._left_out: dict[str, None] = {}  # a set in the order of insertion
 
     @cached_property
     def _ranks(self) -> dict[str, int]:
@@ -95,15 +96,21 @@ class BytePairEncoder(_WordMerger):
         return dict(zip(reversed(self._merges), range(count - 1, -1, -1), strict=True))  # the first of equals counts
 
     def encode(self, text: str) -> list[int]:
+        told = len(self._left_out)
+        ids = self._encode_words(self._words(repaired(text)))
+        if missing := list(self._left_out)[told:]:
+            self._tell_left_out(missing)
+        return ids
+
+    def _words(self, text: str) -> Iterable[str]:
         pre = self._pre_tokenizer
-        text = repaired(text)
         if pre.underlined_spaces:
             words = pre.split(text.replace(" ", UNDERLINE))
-            return self._encode_words(part for word in words for part in self._cutter.words(word))
+            return (part for word in words for part in self._cutter.words(word))
         if pre.drops_spaces:
             words = pre.split(lowered(text) if self._lowercase else text)
-            return self._encode_words(word for word in words if not is_space(word[0]))
-        return self._encode_words(pre.split(text))
+            return (word for word in words if not is_space(word[0]))
+        return pre.split(text)
 
     def _word_ids(self, word: str) -> list[int]:
         pre, ids = self._pre_tokenizer, self._ids
@@ -126,11 +133,17 @@ class BytePairEncoder(_WordMerger):
             tokens = [self._ids.get(f"<0x{byte:02X}>") for byte in symbol.encode("utf-8", "surrogatepass")]
             if None not in tokens:
                 return tokens
-        if symbol not in self._left_out:
-            self._left_out.add(symbol)
-            what = f"the byte 0x{BYTE_OF_CHAR[symbol]:02X}" if self._pre_tokenizer.byte_level else f"{symbol!a}"
-            log.warning("the vocabulary has no token for %s: it is left out of the text", what)
+        self._left_out[symbol] = None
         return []
+
+    def _tell_left_out(self, symbols: list[str]) -> None:
+        """One line, however many there are: binary data have dozens of them."""
+        is_bytes = self._pre_tokenizer.byte_level
+        names = [f"0x{BYTE_OF_CHAR[symbol]:02X}" if is_bytes else f"{symbol!a}" for symbol in symbols]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        what = ("the byte " if len(names) == 1 else "the bytes ") * is_bytes + ", ".join(names[:_NAMED]) + more
+        left_out = "it is" if len(names) == 1 else "they are"
+        log.warning("the vocabulary has no token for %s: %s left out of the text", what, left_out)
 
 
 class SentencePieceEncoder(_WordMerger):
