@@ -236,8 +236,8 @@ def _hub_reference(text: str) -> huggingface.HubReference:
         raise ModelNotFoundError(f"{text}: no such file{_near(path.name, beside)}")
     names = [*dict.fromkeys([*catalogue(), *(model.name for model in installed())])]
     raise ModelNotFoundError(
-        f"no model {text!r}{_near(text, names)}; there are {', '.join(names)}, any GGUF file, "
-        "and user/repo[:QUANT] on the Hugging Face hub"
+        f"no model {text!r}; there are {', '.join(names)}, any GGUF file, and user/repo[:QUANT] on the Hugging Face hub"
+        f"{_near(text, names)}"
     )
 
 
