@@ -31,7 +31,7 @@ LLAMA_BENCH_KEYS = {
 }
 STAGES = {
     *("attn_norm", "q", "k+v", "rope", "attn_out", "attn_output", "ffn_norm", "ffn_gate_up", "ffn_act", "ffn_down"),
-    *("out_rows", "final_norm", "logits", PYTHON),
+    *("embed", "out_rows", "final_norm", "logits", PYTHON),
 }
 
 

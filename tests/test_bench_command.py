@@ -90,12 +90,12 @@ def test_all_combinations_are_run():
     assert trials_of(options) == [
         Trial(*numbers) for depth in (0, 16) for numbers in ((8, 0, depth), (4, 0, depth), (0, 2, depth), (8, 2, depth))
     ]
-    assert settings_of(options) == [Setting(name, n, 512, "f16") for name in ("a", "b") for n in (1, 2)]
+    assert settings_of(options) == [Setting(name, n, 256, "f16") for name in ("a", "b") for n in (1, 2)]
 
 
 def test_the_defaults_are_those_of_llama_bench():
     assert trials_of(TestOptions()) == [Trial(512, 0), Trial(0, 128)]
-    assert settings_of(TestOptions()) == [Setting("smollm2", None, 512, "f16")]
+    assert settings_of(TestOptions()) == [Setting("smollm2", None, 256, "f16")]
 
 
 @pytest.mark.parametrize(
