@@ -16,6 +16,7 @@ from tinyllm_cli.prompt_input import read_text
 from tinyllm_cli.text import harmless, one_line
 
 QUOTED_NOTHING = '""'
+TRACED_TOKENS, LENS_BUDGET_S = 8, 1.5  # as `tinyllm trace`
 
 
 class Leave(Exception):
@@ -193,6 +194,25 @@ def _tokens(session: Session, argument: str) -> None:
     say(f"{conversation.n_tokens:6} in the context of {conversation.model.n_ctx}, with what the chat template adds")
 
 
+def _trace(session: Session, argument: str) -> None:
+    path, conversation = _path(argument, "/trace"), session.conversation
+    if path.suffix != ".html":  # a slip of the fingers shall not overwrite another file
+        raise InvalidParameterError(f"{path}: name a page that ends in .html")
+    asked = max((at for at, message in enumerate(conversation.messages) if message["role"] == "user"), default=None)
+    if asked is None:
+        raise InvalidParameterError("/trace: there is no question yet")
+    from tinyllm.trace import trace
+    from tinyllm.trace.page import write_page
+
+    ids = conversation.encode(conversation.messages[: asked + 1])
+    found = trace(conversation.model, ids, max_tokens=TRACED_TOKENS, params=session.params, lens_budget_s=LENS_BUDGET_S)
+    try:
+        write_page(found, path, command=f"/trace {argument}")
+    except OSError as error:
+        raise InvalidParameterError(f"{path}: {error.strerror}") from None
+    say(f"{len(ids)} tokens of the last question and {TRACED_TOKENS} of an answer: open {path}")
+
+
 COMMANDS = {
     "/help": Command(_help, "/help", "List the commands."),
     "/system": Command(_system, "/system [TEXT]", 'Show or set the system message ("" for none).'),
@@ -208,6 +228,7 @@ COMMANDS = {
     "/read": Command(_read, "/read FILE", "Put a file's text in front of the next message."),
     "/stats": Command(_stats, "/stats", "Speed and counts of the last answer, and of all."),
     "/tokens": Command(_tokens, "/tokens [TEXT]", "Count the tokens of the messages, or show those of a text."),
+    "/trace": Command(_trace, "/trace FILE.html", "Write a page that shows inside how the last question is answered."),
     "/exit": Command(_exit, "/exit", "Leave."),
 }
 ALIASES = {"/?": "/help", "/quit": "/exit", "/bye": "/exit"}
@@ -215,7 +236,7 @@ ALIASES = {"/?": "/help", "/quit": "/exit", "/bye": "/exit"}
 
 def complete(session: Session, command: str, typed: str) -> Iterable[str] | None:
     """The words that the argument of a command may become; None when it is a path."""
-    if command in ("/save", "/load", "/read"):
+    if command in ("/save", "/load", "/read", "/trace"):
         return None
     if command == "/set":
         return [] if " " in typed else ["system", *chat_settings.settings(session)]

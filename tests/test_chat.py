@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from fake_model import FakeModel, answers
 
+import tinyllm
 from tinyllm.conversation import Conversation
 from tinyllm.grammar import Constraint
 from tinyllm.sampler import SamplingParams
@@ -342,6 +343,21 @@ class TestCommands:
         said = self.said(session, capsys, "/stats")
         assert "2 answers of 10 tokens" in said and "seed" in said
         assert "no answer yet" in self.said(new_session("One."), capsys, "/stats")
+
+    @pytest.mark.model
+    def test_trace_writes_a_page_about_the_last_question(self, smollm2_path, tmp_path, capsys):
+        page, folder = tmp_path / "inside.html", tmp_path / "folder.html"
+        folder.mkdir()
+        messages = [{"role": "user", "content": "Paris?"}, {"role": "assistant", "content": "Yes."}]
+        with tinyllm.load(smollm2_path, n_ctx=256) as model:
+            session = Session(Conversation(model, system="Be brief."), SamplingParams(temperature=0))
+            assert "there is no question yet" in self.said(session, capsys, f"/trace {page}")
+            session.conversation.messages += messages
+            assert "ends in .html" in self.said(session, capsys, f"/trace {tmp_path}/notes.txt")
+            assert f"{folder}: Is a directory" in self.said(session, capsys, f"/trace {folder}")
+            assert "of the last question" in self.said(session, capsys, f"/trace {page}")
+            assert session.conversation.turns == messages
+        assert "Paris" in page.read_text("utf-8")
 
     def test_tokens(self, session, capsys):
         said = self.said(session, capsys, "/tokens")
