@@ -14,7 +14,13 @@ import pytest
 
 import tinyllm
 from tests import numpy_llama
-from tinyllm.errors import ContextFullError, InvalidParameterError, ModelFileError, UnsupportedModelError
+from tinyllm.errors import (
+    ContextFullError,
+    InvalidParameterError,
+    ModelFileError,
+    TinyLLMError,
+    UnsupportedModelError,
+)
 
 EPS, VOCAB = 1e-3, 160
 PROMPT = np.random.default_rng(5).integers(0, VOCAB, 90).tolist()
@@ -239,6 +245,45 @@ def test_a_forked_child_can_go_on(q4_model):
     if child == 0:
         os._exit(0 if np.array_equal(q4_model.logits(PROMPT), whole) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_closed_model_says_so(q4_model):
+    model = tinyllm.load(q4_model.path, n_threads=2)
+    sequence = model.new_sequence()
+    sequence.evaluate(PROMPT)
+    model.close()
+    with pytest.raises(TinyLLMError, match="closed"):
+        sequence.evaluate([1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_forked_in_the_middle_of_a_run_is_told(q4_model):
+    with tinyllm.load(q4_model.path, n_threads=2) as model, model.team.steps:
+        child = os.fork()
+        if child == 0:
+            try:
+                model.logits(PROMPT)
+            except TinyLLMError as error:
+                os._exit(0 if "load it again in the child" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.logits("abc"),
+        lambda model: model.logits([[1, 2]]),
+        lambda model: model.new_sequence().evaluate([1], want="bogus"),
+        lambda model: model.new_sequence().truncate(-1),
+        lambda model: tinyllm.load(None),
+        lambda model: tinyllm.load(5),
+    ],
+    ids=["text", "nested", "want", "truncate", "none", "number"],
+)
+def test_odd_arguments_are_refused(q4_model, call):
+    with pytest.raises(InvalidParameterError):
+        call(q4_model)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ Token ids go in through `Sequence.evaluate`, logits come out; everything else (s
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import time
@@ -48,7 +49,11 @@ def load(
     """
     from .hub import resolve
 
-    return Model(open_gguf(resolve(str(path_or_name))), n_ctx, n_threads, kv_type, n_batch)
+    if isinstance(path_or_name, bytes):
+        path_or_name = os.fsdecode(path_or_name)
+    if not isinstance(path_or_name, str | os.PathLike):
+        raise InvalidParameterError(f"a model is named by a path or a name, not by {path_or_name!r}")
+    return Model(open_gguf(resolve(os.fspath(path_or_name))), n_ctx, n_threads, kv_type, n_batch)
 
 
 class Model:
@@ -83,7 +88,6 @@ class Model:
         self.team = Team(self.n_threads)
         weights.pack(self.team)
         self.network.plan.finish()
-        self._busy = threading.Lock()
         self.load_s = time.perf_counter() - started
 
     @cached_property
@@ -208,7 +212,9 @@ class Sequence:
         UnsupportedModelError if logits are wanted of an encoder.
         """
         model = self.model
-        ids = [int(token) for token in ids]
+        if want not in ("last", "all", "hidden", "none"):
+            raise InvalidParameterError(f'want is "last", "all", "hidden" or "none", not {want!r}')
+        ids = _token_ids(ids)
         n_vocab = model.config.n_vocab
         if not ids:
             raise InvalidParameterError("there are no tokens to evaluate")
@@ -225,7 +231,7 @@ class Sequence:
         if not model.config.causal and self.tokens:
             raise InvalidParameterError("an encoder reads a text at once: it cannot be continued")
         result = []
-        with model._busy:
+        with model.team.steps:
             first, base = len(self), self.n_computed
             pending = self.tokens[base:] + ids
             n_total = base + len(pending)
@@ -265,12 +271,14 @@ class Sequence:
         return rows
 
     def truncate(self, n: int) -> None:
-        """Keep the first n tokens.
+        """Keep the first n tokens. Raises InvalidParameterError if n is negative.
 
         Recurrent states cannot forget single tokens: they go back to one that was kept (see `StateHistory`). Windowed
         layers have given back what lies far before their last position: without it, they go back to the beginning. What
         then is missing up to n is computed with the next tokens.
         """
+        if n < 0:
+            raise InvalidParameterError(f"a sequence cannot be cut to {n} tokens")
         del self.tokens[n:]
         if self.states is not None:
             self.states.truncate(n)
@@ -295,6 +303,13 @@ class Sequence:
     def __del__(self) -> None:
         if hasattr(self, "states"):
             self.truncate(0)
+
+
+def _token_ids(ids: Ids[int]) -> list[int]:
+    try:
+        return [operator.index(token) for token in ids]
+    except TypeError:
+        raise InvalidParameterError("token ids are whole numbers; text is encoded by model.tokenizer.encode") from None
 
 
 def _positive(name: str, value: int, maximum: int) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .errors import TinyLLMError
 from .kernels.abi import JOB
 from .kernels.jit import kernel_addresses
 
@@ -56,6 +57,18 @@ def _cgroup_quota() -> float | None:
         return None
 
 
+_teams: weakref.WeakSet[Team] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for team in _teams:
+        team._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class Team:
     """`n_threads` threads (the caller's is one of them) that execute plans.
 
@@ -77,11 +90,15 @@ class Team:
         offset = self._job - self._memory.ctypes.data
         self._words = self._memory[offset : offset + JOB.BYTES].view(np.int64)
         self._busy = threading.Lock()
+        # For whoever has several things to do around a run that belong together.
+        self.steps = threading.Lock()
+        self._refusal = ""
         self._parked = [False] * n_threads
         self._wake = [threading.Semaphore(0) for _ in range(n_threads)]
         self._workers: list[threading.Thread] = []
         self._pid = os.getpid()
         # Workers must have left compiled code before the interpreter frees the memory that they look at.
+        _teams.add(self)
         self._finalizer = weakref.finalize(self, _end_workers, self._words, self._wake, self._workers)
 
     def _start_workers(self) -> None:
@@ -105,6 +122,7 @@ class Team:
         `stamps`: int64 [n_threads, 2 · n_ops + 1] receives clock ticks: the start, then per op when the thread's own
         work ended and when all threads had finished.
         """
+        self._refuse_if_unusable()
         if observer := self._observers.pop(threading.get_ident(), None):
             return self._run_observed(table, observer)
         with self._busy:
@@ -125,6 +143,7 @@ class Team:
 
     def run_interruptible(self, table: np.ndarray) -> None:
         """Like `run`, from the main thread: Ctrl-C ends the job after the op that it is in, and is raised then."""
+        self._refuse_if_unusable()
         if threading.get_ident() in self._observers:
             self.run(table)  # signals are taken between the ops
             return
@@ -174,8 +193,19 @@ class Team:
         return len(table)
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers; the team runs nothing any more."""
+        self._refusal = "this model was closed; load it again"
         self._finalizer()
+
+    def _refuse_if_unusable(self) -> None:
+        if self._refusal:
+            raise TinyLLMError(self._refusal)
+
+    def _after_fork(self) -> None:
+        """In a forked child: no thread came along, and a run that was under way cannot be finished."""
+        if self._busy.locked() or self.steps.locked():
+            self._refusal = "this model was in use while the process forked; load it again in the child"
+        self._busy, self.steps = threading.Lock(), threading.Lock()
 
 
 def _work(

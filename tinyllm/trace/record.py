@@ -204,7 +204,7 @@ def trace(
     logits = observation.array("logits")
     chosen = {len(ids) - 1 + i: step.token for i, step in enumerate(steps)} or {len(ids) - 1: int(logits[-1].argmax())}
     times["attention"] = perf_counter() - started - times["run"]
-    with model._busy:
+    with model.team.steps:
         head = OutputHead(model)
         lens = read_lens(head, states, [*ids, *(step.token for step in steps)], chosen, lens_budget_s)
         times["lens"] = lens.seconds
