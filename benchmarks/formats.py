@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from tinyllm.costs import Costs, StepShape, Work
 from tinyllm.kernels.formats import TILES, Tile
+from tinyllm.measure.costs import Costs, StepShape, Work
+from tinyllm.measure.roofs import Prober, RoofPair, Roofs
+from tinyllm.measure.timeline import Clock, Recorder
 from tinyllm.plan import Plan
-from tinyllm.roofs import Prober, RoofPair, Roofs
 from tinyllm.team import Team, default_threads
-from tinyllm.timeline import Clock, Recorder
 from tinyllm.weights import Matrix
 
 N_EMBD, N_FF, KV_WIDTH = 2048, 8192, 512

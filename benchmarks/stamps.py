@@ -15,9 +15,9 @@ import time
 import numpy as np
 
 import tinyllm
-from tinyllm.costs import StepShape
+from tinyllm.measure.costs import StepShape
+from tinyllm.measure.timeline import Recorder
 from tinyllm.model import Model
-from tinyllm.timeline import Recorder
 
 
 def main() -> None:

@@ -140,8 +140,8 @@ def _print_roofline(results: Sequence[Result]) -> None:
 
 
 def _write_trace(results: Sequence[Result], show: ShowOptions) -> None:
-    from tinyllm import machine
-    from tinyllm.perfetto import TracedResult, write_trace
+    from tinyllm.measure import machine
+    from tinyllm.measure.perfetto import TracedResult, write_trace
 
     traced = [
         TracedResult(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from tinyllm.bench import Result
-    from tinyllm.breakdown import Breakdown, Entry
-    from tinyllm.roofs import RoofPair
+    from tinyllm.measure.breakdown import Breakdown, Entry
+    from tinyllm.measure.roofs import RoofPair
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _HEIGHTS = "▁▂▃▄▅▆▇█"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tinyllm.bench import Result
-    from tinyllm.breakdown import Entry
-    from tinyllm.roofs import Roofs
+    from tinyllm.measure.breakdown import Entry
+    from tinyllm.measure.roofs import Roofs
 
 WIDTH, HEIGHT = 60, 12
 _MIN_SHARE = 0.01

@@ -105,7 +105,8 @@ def print_markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], 
 
 def notes(results: Sequence[Result]) -> list[str]:
     """Lines on each load of a model (load, compiling, first token), and on the machine."""
-    from tinyllm import __version__, machine
+    from tinyllm import __version__
+    from tinyllm.measure import machine
 
     lines = []
     loads: dict[tuple[Any, ...], list[Result]] = {}

@@ -15,8 +15,8 @@ from tinyllm_cli.thinking import opened_by
 if TYPE_CHECKING:
     from tinyllm.conversation import Conversation
     from tinyllm.generate import Generation, Statistics
-    from tinyllm.grammar import Constraint
     from tinyllm.sampler import SamplingParams
+    from tinyllm.sampling.grammar import Constraint
 
 
 class Reply(Protocol):

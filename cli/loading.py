@@ -14,8 +14,8 @@ from tinyllm_cli.options import ConstraintOptions, ModelOptions, text_or_file
 
 if TYPE_CHECKING:
     from tinyllm.chat_format import ChatTemplate
-    from tinyllm.grammar import Constraint
     from tinyllm.model import Model
+    from tinyllm.sampling.grammar import Constraint
 
 
 def load_model(options: ModelOptions) -> Model:
@@ -48,7 +48,7 @@ def load_constraint(options: ConstraintOptions, model: Model) -> Constraint | No
     """The constraint that the options ask for, if any, at its beginning."""
     if not options.given():
         return None
-    from tinyllm.grammar import Constraint
+    from tinyllm.sampling.grammar import Constraint
 
     with usage_errors():
         if len(options.given()) > 1:

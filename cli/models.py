@@ -218,9 +218,11 @@ def _as_json(
     n_ctx = ctx_size or info.default_ctx()
     answer = asdict(info) | {"path": str(file.path)}
     for key in ("types", "components"):
-        answer[key] = [asdict(share)
+        answer[key] = [
+            asdict(share)
             | {"bits_per_weight": share.bits_per_weight, "packed_bits_per_weight": share.packed_bits_per_weight}
-            for share in getattr(info, key)]
+            for share in getattr(info, key)
+        ]
     answer["memory"] = {
         "n_ctx": n_ctx,
         "weight_bytes": info.packed_bytes,

@@ -19,7 +19,7 @@ from tinyllm_cli import text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tinyllm.store import Progress, ProgressCallback
+    from tinyllm.store.files import Progress, ProgressCallback
 
 
 def is_plain(stream: TextIO) -> bool:

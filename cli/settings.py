@@ -129,7 +129,7 @@ def show_config(
         [run]
         top_k = 20
     """
-    from tinyllm import store
+    from tinyllm.store import files as store
     from tinyllm_cli import render
 
     path = config_file()

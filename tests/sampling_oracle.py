@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from tinyllm.sampling_params import SamplingParams
+from tinyllm.sampling.params import SamplingParams
 
 Pairs = list[tuple[int, float]]
 

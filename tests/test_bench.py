@@ -13,15 +13,15 @@ from conftest import reference_dir
 
 import tinyllm
 from tinyllm.bench import Bench, Result, Trial
-from tinyllm.breakdown import PYTHON, Entry, break_down, merge
-from tinyllm.costs import FORMULAS, Costs, StepShape, Work
 from tinyllm.errors import InvalidParameterError
 from tinyllm.kernels import abi
 from tinyllm.kernels.jit import kernel_addresses
-from tinyllm.perfetto import FIRST_WORKER, LAYERS, STEPS, TracedResult, trace_document, write_trace
-from tinyllm.roofs import Prober, RoofPair, Roofs
+from tinyllm.measure.breakdown import PYTHON, Entry, break_down, merge
+from tinyllm.measure.costs import FORMULAS, Costs, StepShape, Work
+from tinyllm.measure.perfetto import FIRST_WORKER, LAYERS, STEPS, TracedResult, trace_document, write_trace
+from tinyllm.measure.roofs import Prober, RoofPair, Roofs
+from tinyllm.measure.timeline import Clock, Recorder, bounds_of
 from tinyllm.team import Team
-from tinyllm.timeline import Clock, Recorder, bounds_of
 
 N_THREADS = 2
 LLAMA_BENCH_KEYS = {

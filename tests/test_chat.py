@@ -17,8 +17,8 @@ from fake_model import FakeModel, answers
 
 import tinyllm
 from tinyllm.conversation import Conversation
-from tinyllm.grammar import Constraint
 from tinyllm.sampler import SamplingParams
+from tinyllm.sampling.grammar import Constraint
 from tinyllm_cli import chat_commands
 from tinyllm_cli.chat import converse
 from tinyllm_cli.chat_input import Entry, LineReader, as_entry, is_open_block

@@ -12,9 +12,9 @@ import pytest
 
 from tests.chat_cases import DATA, NOW, TURNS, USER, CharacterTokenizer, arguments
 from tests.conftest import reference_dir
-from tinyllm.chat_builtin import BUILTIN_NAMES, builtin_source
 from tinyllm.chat_format import ChatTemplate, fold_system, prepare_chat, split_reasoning
 from tinyllm.errors import ChatTemplateError
+from tinyllm.text.chat_builtin import BUILTIN_NAMES, builtin_source
 
 CHATML = builtin_source("chatml")
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.chat_cases import DATA, CharacterTokenizer, arguments
 from tinyllm.chat_format import ChatTemplate, encode_chat
-from tinyllm.chat_tokens import encode_traced
+from tinyllm.text.chat_tokens import encode_traced
 
 CONTROL_LIKE = re.compile(r"<\|[^|<> ]{1,40}\|>|\[/?[A-Z_]+\]|<[/a-z_:]{2,30}>|<｜[^｜<> ]{1,40}｜>|<[A-Z_]+>|</?s>")
 

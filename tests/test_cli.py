@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from conftest import clean_environment, reference_dir
 
-from tinyllm import store
 from tinyllm.model_info import FILE_TYPES, component_of
+from tinyllm.store import files as store
 from tinyllm_cli import text
 from tinyllm_cli.lazy import LazyGroup, make_command
 from tinyllm_cli.main import app as _app  # fills the table of subcommands  # noqa: F401
@@ -259,7 +259,7 @@ class TestTerminal:
     def test_progress_of_a_download(self, tmp_path: Path, plain: bool) -> None:
         code = (
             "import time\n"
-            "from tinyllm.store import Progress\n"
+            "from tinyllm.store.files import Progress\n"
             "from tinyllm_cli import render\n"
             "with render.download_progress() as progress:\n"
             "    progress(Progress('mo[red]del', 0, 0, 'waiting'))\n"

@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
-from tinyllm.ggml_types import BLOCK_SIZES, GGMLType
+from tinyllm.gguf.ggml_types import BLOCK_SIZES, GGMLType
 from tinyllm.kernels import abi
 from tinyllm.kernels.dequantize import decode
 from tinyllm.kernels.formats import EMBEDDED_BY_KERNEL

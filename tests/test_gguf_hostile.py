@@ -17,8 +17,8 @@ import pytest
 from gguf_builders import refusal, write
 
 from tinyllm.errors import TinyLLMError, UnsupportedModelError
+from tinyllm.gguf.header import MAX_KEYS, MAX_STRINGS, MAX_TENSORS
 from tinyllm.gguf_file import GGMLType, open_gguf
-from tinyllm.gguf_header import MAX_KEYS, MAX_STRINGS, MAX_TENSORS
 
 EXPONENT_60 = 1 << 60
 

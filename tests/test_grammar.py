@@ -12,8 +12,8 @@ import pytest
 
 from tests.fake_model import EOS, IM_END, FakeTokenizer
 from tinyllm.errors import InvalidParameterError, SamplingError
-from tinyllm.grammar import Constraint
 from tinyllm.sampler import Sampler, SamplingParams
+from tinyllm.sampling.grammar import Constraint
 
 PIECES = [
     b'{"',

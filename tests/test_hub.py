@@ -18,8 +18,10 @@ import pytest
 from conftest import clean_environment
 from fake_hub import COMMIT, FakeHub
 
-from tinyllm import hub, huggingface, store, wheels
+from tinyllm import hub
 from tinyllm.errors import DownloadError, ModelNotFoundError
+from tinyllm.store import files as store
+from tinyllm.store import huggingface, wheels
 
 SLICES = (b"GGUF" + bytes(range(256)) * 40, b"second" * 3000, b"third" * 10)
 WHOLE = b"".join(SLICES)

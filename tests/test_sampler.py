@@ -13,11 +13,11 @@ import pytest
 
 from tests import sampling_oracle as oracle
 from tests.fake_model import FakeTokenizer
-from tinyllm.candidates import largest, reach
-from tinyllm.dry import dry_breakers, dry_penalties
 from tinyllm.errors import InvalidParameterError, SamplingError
 from tinyllm.sampler import Sampler, SamplingParams
-from tinyllm.sampling_record import Recorder
+from tinyllm.sampling.candidates import largest, reach
+from tinyllm.sampling.dry import dry_breakers, dry_penalties
+from tinyllm.sampling.record import Recorder
 
 OFF = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 DRY = {"dry_multiplier": 0.8, "dry_sequence_breakers": ()}

@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 from conftest import reference_dir
 
-import tinyllm.splitting
+import tinyllm.text.splitting
 from tinyllm import load_tokenizer
 from tinyllm.errors import TokenizerError
 from tinyllm.gguf_file import open_gguf
-from tinyllm.merges import merge
-from tinyllm.pre_tokenizers import PRE_TOKENIZERS
-from tinyllm.splitting import UNDERLINE
+from tinyllm.text.merges import merge
+from tinyllm.text.pre_tokenizers import PRE_TOKENIZERS
+from tinyllm.text.splitting import UNDERLINE
 from tinyllm.tokenizer import Tokenizer
 
 DATA = Path(__file__).parent / "data" / "tokenizer"

@@ -18,8 +18,8 @@ from fake_model import write_chain_model
 import tinyllm
 from tinyllm.errors import InvalidParameterError, UnsupportedModelError
 from tinyllm.sampler import Sampler, SamplingParams
-from tinyllm.sampling_record import Recorder
-from tinyllm.store import home
+from tinyllm.sampling.record import Recorder
+from tinyllm.store.files import home
 from tinyllm.trace import Trace
 from tinyllm.trace.lens import OutputHead, best_of_rows, read_lens
 from tinyllm.trace.observation import STAGES

@@ -7,7 +7,7 @@ import random
 import pytest
 from markupsafe import Markup
 
-from tinyllm.traced_text import TracedText, scaffold, scaffold_of
+from tinyllm.text.traced_text import TracedText, scaffold, scaffold_of
 
 
 def traced(text: str) -> TracedText:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tinyllm import transfer
 from tinyllm.errors import DownloadError
+from tinyllm.store import transfer
 
 DATA = bytes(range(256)) * 20
 SHA256 = hashlib.sha256(DATA).hexdigest()

@@ -18,16 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from . import __version__, machine
-from .breakdown import Breakdown, break_down
-from .costs import Costs, StepShape, Work
+from . import __version__
 from .errors import InvalidParameterError
 from .kernels.abi import ROW_POSITION
 from .kernels.jit import compile_seconds
+from .measure import machine
+from .measure.breakdown import Breakdown, break_down
+from .measure.costs import Costs, StepShape, Work
+from .measure.roofs import Prober, RoofPair
+from .measure.timeline import Clock, OpTicks, Recorder, Step, Trace
 from .model import Model, Sequence, load
 from .model_info import ModelInfo, describe
-from .roofs import Prober, RoofPair
-from .timeline import Clock, OpTicks, Recorder, Step, Trace
 
 log = logging.getLogger("tinyllm")
 

@@ -14,13 +14,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyllm.chat_builtin import BUILTIN_NAMES, builtin_source
-from tinyllm.chat_tokens import encode_traced
 from tinyllm.errors import ChatTemplateError
-from tinyllm.traced_text import TracedText, scaffold
+from tinyllm.text.chat_builtin import BUILTIN_NAMES, builtin_source
+from tinyllm.text.chat_tokens import encode_traced
+from tinyllm.text.traced_text import TracedText, scaffold
 
 if TYPE_CHECKING:
-    from tinyllm.chat_sandbox import ChatEnvironment
+    from tinyllm.text.chat_sandbox import ChatEnvironment
     from tinyllm.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -198,7 +198,7 @@ def split_reasoning(reply: str) -> tuple[str, str]:
 
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> ChatEnvironment:
-    from tinyllm.chat_sandbox import ChatEnvironment
+    from tinyllm.text.chat_sandbox import ChatEnvironment
 
     if len(source) > MAX_SOURCE:
         raise ChatTemplateError(f"the chat template has {len(source)} characters, more than {MAX_SOURCE}")
@@ -249,7 +249,7 @@ def _unguessable() -> str:
 
 
 def _render_error(error: Exception) -> ChatTemplateError:
-    from tinyllm.chat_sandbox import TemplateRefusalError
+    from tinyllm.text.chat_sandbox import TemplateRefusalError
 
     if isinstance(error, TemplateRefusalError):
         return ChatTemplateError(f"the chat template refuses these messages: {_one_line(error)}")

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import ModelFileError, UnsupportedModelError
-from .experts import ExpertsConfig, read_experts
 from .gguf_file import GGUFFile
-from .hyperparameters import Hyperparameters
-from .latent import LatentConfig, read_latent
-from .positions import Warming, read_ropes, read_warming, read_windows
-from .recurrent import RecurrentConfig, read_recurrent, recurrent_mixer
-from .rope import Rope, RopeReader
+from .metadata.experts import ExpertsConfig, read_experts
+from .metadata.hyperparameters import Hyperparameters
+from .metadata.latent import LatentConfig, read_latent
+from .metadata.positions import Warming, read_ropes, read_warming, read_windows
+from .metadata.recurrent import RecurrentConfig, read_recurrent, recurrent_mixer
+from .metadata.rope import Rope, RopeReader
 
 log = logging.getLogger("tinyllm")
 

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tinyllm.chat_format import ChatPrompt, ChatTemplate
-    from tinyllm.grammar import Constraint
     from tinyllm.model import Model
     from tinyllm.model import Sequence as ModelSequence
-    from tinyllm.sampling_record import Recorder
+    from tinyllm.sampling.grammar import Constraint
+    from tinyllm.sampling.record import Recorder
 
 log = logging.getLogger("tinyllm")
 

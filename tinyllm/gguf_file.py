@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tinyllm.errors import ModelFileError, ModelNotFoundError
-from tinyllm.ggml_types import BLOCK_SIZES, GGMLType
-from tinyllm.gguf_header import Header, printable, quoted, read_header
-from tinyllm.gguf_metadata import Metadata, StoredArray
+from tinyllm.gguf.ggml_types import BLOCK_SIZES, GGMLType
+from tinyllm.gguf.header import Header, printable, quoted, read_header
+from tinyllm.gguf.metadata import Metadata, StoredArray
 
 __all__ = ["BLOCK_SIZES", "GGMLType", "GGUFFile", "Metadata", "TensorInfo", "open_gguf"]
 

@@ -15,9 +15,10 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from tinyllm import huggingface, store, wheels
 from tinyllm.errors import DownloadError, ModelNotFoundError
-from tinyllm.store import ModelFiles, Progress, ProgressCallback, ignore_progress
+from tinyllm.store import files as store
+from tinyllm.store import huggingface, wheels
+from tinyllm.store.files import ModelFiles, Progress, ProgressCallback, ignore_progress
 
 DEFAULT_MODEL = "smollm2"
 

@@ -11,7 +11,7 @@ from .plan import Blocks, Op, Plan
 from .weights import Fused, Matrix, Vector
 
 if TYPE_CHECKING:
-    from .blocks_moe import ExpertChoice
+    from .blocks.moe import ExpertChoice
 
 _SCRATCH = 0  # replaced by the plan's scratch when it is finished
 # Unpacked chunk of a panel (24 blocks of at most 768 bytes) and the partial sums of 16 panels by 128 tokens.

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tinyllm import sampler_stages as stages
-from tinyllm.candidates import Candidates
-from tinyllm.dry import Breakers, dry_breakers, dry_penalties
 from tinyllm.errors import InvalidParameterError, SamplingError
-from tinyllm.sampling_params import SamplingParams
+from tinyllm.sampling import stages as stages
+from tinyllm.sampling.candidates import Candidates
+from tinyllm.sampling.dry import Breakers, dry_breakers, dry_penalties
+from tinyllm.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from tinyllm.sampling_record import Recorder
+    from tinyllm.sampling.record import Recorder
     from tinyllm.tokenizer import Tokenizer
 
 __all__ = ["Choice", "Sampler", "SamplingParams"]

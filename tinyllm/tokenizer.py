@@ -10,15 +10,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from tinyllm.characters import BYTE_OF_CHAR, escaped
 from tinyllm.errors import TokenizerError
 from tinyllm.gguf_file import open_gguf
-from tinyllm.merges import BytePairEncoder, SentencePieceEncoder
-from tinyllm.special_tokens import SPECIAL, SpecialTokenFinder, TokenType
-from tinyllm.splitting import UNDERLINE
-from tinyllm.unigram import UnigramEncoder
-from tinyllm.vocabulary import Vocabulary, read_vocabulary
-from tinyllm.wordpiece import WordPieceEncoder
+from tinyllm.text.characters import BYTE_OF_CHAR, escaped
+from tinyllm.text.merges import BytePairEncoder, SentencePieceEncoder
+from tinyllm.text.special_tokens import SPECIAL, SpecialTokenFinder, TokenType
+from tinyllm.text.splitting import UNDERLINE
+from tinyllm.text.unigram import UnigramEncoder
+from tinyllm.text.vocabulary import Vocabulary, read_vocabulary
+from tinyllm.text.wordpiece import WordPieceEncoder
 
 _SPACE_BEFORE_PUNCTUATION = re.compile(" (?=[?!.,])")
 _SPACE_BEFORE_CONTRACTION = re.compile(" (?='(?:s|m|re|ve))")

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from . import blocks_recurrent
-from .blocks_attention import Attention, AttentionWorkspace, Norm
-from .blocks_ffn import FeedForward
-from .blocks_latent import LatentAttention
-from .blocks_moe import Experts
+from .blocks import recurrent as blocks_recurrent
+from .blocks.attention import Attention, AttentionWorkspace, Norm
+from .blocks.ffn import FeedForward
+from .blocks.latent import LatentAttention
+from .blocks.moe import Experts
 from .buffers import Buffer
 from .config import ModelConfig
-from .ggml_types import BLOCK_SIZES
+from .gguf.ggml_types import BLOCK_SIZES
 from .kernels import abi
 from .kernels.dequantize import decode
 from .kernels.formats import EMBEDDED_BY_KERNEL

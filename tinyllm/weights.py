@@ -16,7 +16,7 @@ import numpy as np
 
 from .buffers import huge_zeros
 from .errors import ModelFileError, UnsupportedModelError
-from .ggml_types import BLOCK_SIZES, GGMLType
+from .gguf.ggml_types import BLOCK_SIZES, GGMLType
 from .gguf_file import GGUFFile, TensorInfo
 from .kernels import abi
 from .kernels.dequantize import decode

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tinyllm.candidates import largest
 from tinyllm.gguf_file import BLOCK_SIZES
 from tinyllm.kernels.dequantize import decode
+from tinyllm.sampling.candidates import largest
 from tinyllm.trace.lens import OutputHead, best_of_rows
 
 if TYPE_CHECKING:

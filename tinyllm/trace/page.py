@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tinyllm
-from tinyllm.candidates import largest
+from tinyllm.sampling.candidates import largest
 from tinyllm.trace.packing import MapCoding, code_maps, packed, thumbnails
 from tinyllm.trace.summary import attention_row, check, funnel, neuron_ids, sentence
 

@@ -18,7 +18,7 @@ from tinyllm.errors import InvalidParameterError, UnsupportedModelError
 from tinyllm.generate import Step, generate
 from tinyllm.model_info import FILE_TYPES
 from tinyllm.sampler import SamplingParams
-from tinyllm.sampling_record import Recorder, TokenRecord
+from tinyllm.sampling.record import Recorder, TokenRecord
 from tinyllm.trace.contributions import Contributions, contributions
 from tinyllm.trace.lens import Lens, OutputHead, read_lens
 from tinyllm.trace.neurons import NEIGHBOUR_LIMIT, Neurons, neighbours, strongest
@@ -27,8 +27,8 @@ from tinyllm.trace.tokens import TraceToken, describe_tokens, display
 
 if TYPE_CHECKING:
     from tinyllm.model import Model
+    from tinyllm.text.traced_text import TracedText
     from tinyllm.trace.attention import LayerAttention
-    from tinyllm.traced_text import TracedText
 
 SINK_NORM = 20.0  # times the median norm of a layer's states
 SINK_MASS = 0.3  # of a layer's attention, over heads and the queries behind

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tinyllm.traced_text import TracedText, scaffold_of
+from tinyllm.text.traced_text import TracedText, scaffold_of
 
 if TYPE_CHECKING:
     from tinyllm.tokenizer import Tokenizer

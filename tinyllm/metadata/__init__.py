@@ -1,0 +1,1 @@
+"""Readers of a file's hyperparameters, one for each concept. `tinyllm.config` puts them together."""

@@ -1,0 +1,1 @@
+"""The stages of sampling, and grammars. `tinyllm.sampler` puts them together."""
