@@ -27,6 +27,7 @@ LazyGroup.table = {
     "show": Subcommand("tinyllm_cli.models:show", "Tell what is in a model file."),
     "rm": Subcommand("tinyllm_cli.models:remove", "Delete models from the store."),
     "tokenize": Subcommand("tinyllm_cli.tokenize:tokenize", "Show the tokens of a text."),
+    "embed": Subcommand("tinyllm_cli.embed:embed", "Turn texts into vectors."),
     "config": Subcommand("tinyllm_cli.settings:show_config", "Show the settings in force and where they come from."),
 }
 
