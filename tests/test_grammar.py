@@ -187,5 +187,5 @@ def test_a_vocabulary_without_an_end_cannot_be_constrained():
 
 
 def test_importing_does_not_load_the_library():
-    script = "import sys, tinyllm.grammar, tinyllm.sampler; print('llguidance' in sys.modules)"
+    script = "import sys, tinyllm.sampling.grammar, tinyllm.sampler; print('llguidance' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "False"

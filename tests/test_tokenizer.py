@@ -462,7 +462,7 @@ def test_long_texts_are_cut_where_no_token_reaches_across(file, monkeypatch):
     text = "".join(random.Random(3).choices([*EXPECTED["texts"], " the", "\u2581", "  "], k=400))
     file, changes = ("bpe.gguf", {"pre": "gemma4"}) if file == "gemma4" else (file, {})
     cut = small(file, **changes).encode(text)
-    monkeypatch.setattr(tinyllm.splitting, "_SHORT", sys.maxsize)
+    monkeypatch.setattr(tinyllm.text.splitting, "_SHORT", sys.maxsize)
     assert small(file, **changes).encode(text) == cut
 
 
