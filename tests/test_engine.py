@@ -21,6 +21,7 @@ from tinyllm.errors import (
     TinyLLMError,
     UnsupportedModelError,
 )
+from tinyllm.gguf_file import open_gguf
 
 EPS, VOCAB = 1e-3, 160
 PROMPT = np.random.default_rng(5).integers(0, VOCAB, 90).tolist()
@@ -245,6 +246,19 @@ def test_a_forked_child_can_go_on(q4_model):
     if child == 0:
         os._exit(0 if np.array_equal(q4_model.logits(PROMPT), whole) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_infinite_weights_are_reported_by_name(tmp_path, caplog):
+    write_llama(tmp_path / "m.gguf", "Q8_0")
+    with open_gguf(tmp_path / "m.gguf") as file:
+        offset = file.tensors["blk.1.ffn_down.weight"].offset
+    with open(tmp_path / "m.gguf", "r+b") as file:
+        file.seek(offset)
+        file.write(np.float16(np.inf).tobytes())
+    with tinyllm.load(tmp_path / "m.gguf"):
+        assert [r.getMessage() for r in caplog.records if "infinite" in r.getMessage()] == [
+            "tensor blk.1.ffn_down.weight has infinite or NaN weights: answers will be broken"
+        ]
 
 
 def test_a_closed_model_says_so(q4_model):

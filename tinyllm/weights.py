@@ -19,7 +19,7 @@ from .errors import ModelFileError, UnsupportedModelError
 from .gguf.ggml_types import BLOCK_SIZES, GGMLType
 from .gguf_file import GGUFFile, TensorInfo
 from .kernels import abi
-from .kernels.dequantize import decode
+from .kernels.dequantize import decode, first_nonfinite
 from .kernels.formats import PANEL_ROWS, Tile, tile_of
 from .kernels.jit import kernel_addresses
 from .kernels.pack import kernel_of, table_of
@@ -297,6 +297,9 @@ class Weights:
         for matrix in self._matrices:
             target = matrix.address
             for part in matrix.parts:
+                if first_nonfinite(part.type_name, part.rows) is not None:
+                    name = part.source.name if isinstance(part.source, TensorInfo) else matrix.name
+                    log.warning("tensor %s has infinite or NaN weights: answers will be broken", name)
                 panels = -(-part.n_outputs // PANEL_ROWS)
                 table = table_of(part.type_name)
                 arguments = np.array(
