@@ -102,15 +102,7 @@ class Model:
         """The file's chat template, or None for a base model."""
         from .chat_format import ChatTemplate
 
-        source = self.file.metadata.get("tokenizer.chat_template")
-        if not isinstance(source, str):
-            return None
-        tokenizer = self.tokenizer
-
-        def text(token: int | None) -> str:
-            return "" if token is None else tokenizer.token_text(token)
-
-        return ChatTemplate(source, bos_token=text(tokenizer.bos_id), eos_token=text(tokenizer.eos_id))
+        return ChatTemplate.from_metadata(self.file.metadata, self.tokenizer)
 
     def new_sequence(self, whole: bool = False) -> Sequence:
         """An empty sequence with a share of the cache. `whole`: windowed layers keep all positions, to be looked at."""

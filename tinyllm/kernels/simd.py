@@ -244,11 +244,6 @@ def prefetch(builder, where):
     builder.call(function, [pointer, _I32(0), _I32(3), _I32(1)])
 
 
-@operation(i32x16, address)
-def load_i32x16(builder, where):
-    return load_ir(builder, where, i32x16.ir)
-
-
 @operation(f32x16, address)
 def load_f32x16(builder, where):
     return load_ir(builder, where, f32x16.ir, 4)
@@ -445,12 +440,6 @@ def broadcast4(builder, where):
     return builder.bitcast(splat_ir(builder, load_ir(builder, where, _I32), 16), i8x64.ir)
 
 
-@operation(i32x16, address)
-def broadcast_i32(builder, where):
-    """One int32 from memory in all 16 lanes."""
-    return splat_ir(builder, load_ir(builder, where, _I32), 16)
-
-
 @operation(f32x16, address)
 def broadcast_f32(builder, where):
     """One float32 from memory in all 16 lanes."""
@@ -544,11 +533,6 @@ def mul(builder, a, b):
     return builder.fmul(a, b)
 
 
-@operation(f32x16, f32x16, f32x16)
-def div(builder, a, b):
-    return builder.fdiv(a, b)
-
-
 @operation(f32x16, f32x16, f32x16, f32x16)
 def fma(builder, a, b, c):
     """a·b + c, fused where the target can."""
@@ -611,11 +595,6 @@ def max_lanes(builder, v):
 @operation(types.int64, i32x16)
 def sum_lanes_i32(builder, v):
     return builder.sext(reduce_ir(builder, v, builder.add), _I64)
-
-
-@operation(types.float32, types.float32)
-def sqrt_f32(builder, value):
-    return call_llvm(builder, "llvm.sqrt.f32", _F32, value)
 
 
 @operation(f32x16, f32x16)
