@@ -15,7 +15,7 @@ from tests import sampling_oracle as oracle
 from tests.fake_model import FakeTokenizer
 from tinyllm.errors import InvalidParameterError, SamplingError
 from tinyllm.sampler import Sampler, SamplingParams
-from tinyllm.sampling.candidates import largest, reach
+from tinyllm.sampling.candidates import Candidates, largest, reach, sum_exp
 from tinyllm.sampling.dry import dry_breakers, dry_penalties
 from tinyllm.sampling.record import Recorder
 
@@ -574,3 +574,25 @@ def test_a_large_vocabulary_costs_little(settings, limit_ms):
         made.sample(logits)
         best = min(best, time.perf_counter() - started)
     assert best * 1e3 < 3 * limit_ms
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 63, 64, 1000, 1024, 151936, 262144 + 7])
+@pytest.mark.parametrize("spread, shift", [(1.0, 0.0), (8.0, 0.0), (300.0, 900.0)])
+def test_compiled_sum_of_exponentials_is_the_float64_one(n, spread, shift):
+    logits = (np.random.default_rng(n).normal(size=n) * spread + shift).astype(np.float32)
+    middle = float(logits.max()) if spread > 100 else 0.0
+    expected = np.exp(logits.astype(np.float64) - middle).sum()
+    assert sum_exp(logits, middle) == pytest.approx(expected, rel=1e-6)
+    # In between there may be other values: rows of a matrix, masked tokens.
+    assert sum_exp(np.repeat(logits, 2)[::2], middle) == pytest.approx(expected, rel=1e-6)
+    logits[::3] = -np.inf
+    assert sum_exp(logits, middle) == pytest.approx(
+        np.exp(logits.astype(np.float64) - middle).sum(), rel=1e-6, abs=1e-30
+    )
+
+
+def test_log_probabilities_do_not_depend_on_how_the_sum_is_made():
+    logits = (np.random.default_rng(1).normal(size=50_000) * 4).astype(np.float32)
+    summed_first = Candidates(None, logits)
+    assert summed_first.total > 0
+    assert Candidates(None, logits).log_total == pytest.approx(summed_first.log_total, abs=1e-6)

@@ -22,6 +22,7 @@ from .gguf_file import GGUFFile, open_gguf
 from .kernels.abi import PAGE
 from .kernels.jit import kernel_addresses
 from .kv_cache import KVCache, PageTable
+from .sampling.candidates import SUM_EXP_KERNEL
 from .state_cache import PROMPT_ROWS, StateHistory
 from .step import Run
 from .team import TEAM_KERNELS, Team, default_threads
@@ -84,7 +85,7 @@ class Model:
         self.weights = weights
         self.network = record(self.config, tensors, self.cache, self.n_batch, self.n_threads)
         # All at once, so that what is missing is compiled side by side.
-        kernel_addresses(TEAM_KERNELS | weights.packers() | self.network.plan.kernels())
+        kernel_addresses(TEAM_KERNELS | weights.packers() | self.network.plan.kernels() | {SUM_EXP_KERNEL})
         self.team = Team(self.n_threads)
         weights.pack(self.team)
         self.network.plan.finish()

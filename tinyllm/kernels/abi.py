@@ -191,3 +191,6 @@ PACK = Arguments("rows n_inputs row_bytes source panels panel_bytes tiles weight
 
 # Chunks of memory to be read, or chunks of `vectors` vector operations; a vector per thread comes out.
 PROBE = Arguments("memory n_chunks chunk_bytes vectors result")
+
+# Σ exp(x - shift) of n float32, as the sum of the two float32 at `result`.
+SUM_EXP = Arguments("n x shift result")

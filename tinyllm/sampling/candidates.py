@@ -5,15 +5,22 @@ Everything here is exact and made for 150,000 tokens: what looks for the best fe
 
 from __future__ import annotations
 
-from functools import cached_property
+import ctypes
+import math
+from collections.abc import Callable
+from functools import cache, cached_property
 
 import numpy as np
 
+from tinyllm.kernels.abi import SUM_EXP
+
+SUM_EXP_KERNEL = "softmax.sum_exp"
 _EXP_IS_SAFE = 60.0  # exp of logits up to here, a million of them summed, stays far inside float32
 _PREFILTER_FROM = 4096  # fewer values are partitioned as they are
 _BLOCKS_PER_PICK = 16  # block maxima looked at for each of the best that are wanted
 _TWO_LEVELS_FROM = 4096  # longer weights are summed by blocks before they are summed one by one
 _BLOCK = 256
+_KERNEL_FROM = 16384  # the exponentials of more logits, if nothing but their sum is wanted, are left to a kernel
 
 
 class Candidates:
@@ -49,10 +56,12 @@ class Candidates:
         """The sum of `weights`."""
         return float(self.weights.sum())
 
-    @property
+    @cached_property
     def log_total(self) -> float:
         """log Σ exp(logits): what turns logits into log-probabilities."""
-        return float(np.log(self.total)) + self._shift
+        known = len(self) < _KERNEL_FROM or "weights" in self.__dict__
+        total = self.total if known else sum_exp(self.logits, self._shift)
+        return math.log(total) + self._shift
 
     @property
     def probs(self) -> np.ndarray:
@@ -98,6 +107,24 @@ class Candidates:
         at = np.minimum(np.searchsorted(self.ids, tokens), len(self.ids) - 1)
         inside = self.ids[at] == tokens
         return at[inside], inside
+
+
+def sum_exp(logits: np.ndarray, shift: float) -> float:
+    """Σ exp(logits - shift) of float32 [n], compiled: no array of exponentials, a fifth of NumPy's time."""
+    logits = np.ascontiguousarray(logits)
+    result = np.empty(2, np.float32)
+    words = SUM_EXP.pack(n_rows=0, n=len(logits), x=logits.ctypes.data, shift=float(shift), result=result.ctypes.data)
+    arguments = np.array(words, np.int64)
+    _sum_exp_kernel()(arguments.ctypes.data, 0, 1)
+    return float(result[0]) + float(result[1])
+
+
+@cache
+def _sum_exp_kernel() -> Callable[[int, int, int], None]:
+    from tinyllm.kernels.jit import kernel_addresses  # llvmlite is not needed before
+
+    (address,) = kernel_addresses([SUM_EXP_KERNEL]).values()
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(address)
 
 
 def largest(values: np.ndarray, k: int) -> np.ndarray:
