@@ -23,27 +23,30 @@ class ClosedPipe(Exception):
 
 @dataclass(frozen=True)
 class Subcommand:
-    """Where a subcommand's function is ("module:function") and its line in `tinyllm --help`."""
+    """Where a subcommand's function or group is ("module:name") and its line in `tinyllm --help`."""
 
     target: str
     help: str
 
-    def load(self) -> Callable[..., Any]:
-        """Import the function."""
+    def load(self) -> Callable[..., Any] | typer.Typer:
+        """Import the function or the group."""
         module, _, function = self.target.partition(":")
         return getattr(importlib.import_module(module), function)
 
 
-class LazyCommands(Mapping[str, TyperCommand]):
-    """What a Typer group takes for its dict of commands; each one is made at the first look at it."""
+class LazyCommands(Mapping[str, TyperCommand | TyperGroup]):
+    """What a Typer group takes for its dict of commands; each one is made at the first look at it.
 
-    def __init__(self, table: Mapping[str, Subcommand]):
-        self.table = table
-        self._made: dict[str, TyperCommand] = {}
+    `prefix` comes before the names that settings know them by.
+    """
 
-    def __getitem__(self, name: str) -> TyperCommand:
+    def __init__(self, table: Mapping[str, Subcommand], prefix: str = ""):
+        self.table, self.prefix = table, prefix
+        self._made: dict[str, TyperCommand | TyperGroup] = {}
+
+    def __getitem__(self, name: str) -> TyperCommand | TyperGroup:
         if name not in self._made:
-            self._made[name] = make_command(name, self.table[name].load())
+            self._made[name] = make_command(self.prefix + name, self.table[name].load())
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -53,10 +56,12 @@ class LazyCommands(Mapping[str, TyperCommand]):
         return len(self.table)
 
 
-def make_command(name: str, function: Callable[..., Any]) -> TyperCommand:
-    """The command that a function with Typer's annotations describes."""
+def make_command(name: str, target: Callable[..., Any] | typer.Typer) -> TyperCommand | TyperGroup:
+    """The command that a function with Typer's annotations describes, or the group of a Typer application."""
+    if isinstance(target, typer.Typer):
+        return typer.main.get_command(target)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, cls=PlainCommand, epilog=EPILOG)(function)
+    app.command(name, cls=PlainCommand, epilog=EPILOG)(target)
     command = typer.main.get_command(app)
     command.name = name
     for param in command.params:
@@ -75,13 +80,14 @@ def _name_value(param: Any) -> None:
 
 
 class LazyGroup(TyperGroup):
-    """The root command."""
+    """The root command; a subclass with a table and a prefix is a group below it."""
 
     table: ClassVar[dict[str, Subcommand]] = {}
+    prefix: ClassVar[str] = ""
 
     def __init__(self, **attributes: Any):
         super().__init__(**attributes)
-        self.commands = LazyCommands(self.table)
+        self.commands = LazyCommands(self.table, self.prefix)
 
     def get_params(self, ctx: typer.Context) -> list[Any]:
         return [use_quick_values(param) for param in super().get_params(ctx)]

@@ -22,6 +22,7 @@ LazyGroup.table = {
     "bench": Subcommand("tinyllm_cli.bench:bench", "Measure speed, and where the time goes."),
     "trace": Subcommand("tinyllm_cli.trace:trace", "Look inside: what each stage makes of a prompt."),
     "perplexity": Subcommand("tinyllm_cli.perplexity:perplexity", "Measure how well models predict a text."),
+    "experiment": Subcommand("tinyllm_cli.experiment:app", "Try out what theory says, with tables and pictures."),
     "list": Subcommand("tinyllm_cli.models:list_models", "List the models on this machine."),
     "pull": Subcommand("tinyllm_cli.models:pull", "Fetch a model, or check the one that is here."),
     "show": Subcommand("tinyllm_cli.models:show", "Tell what is in a model file."),

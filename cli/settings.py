@@ -109,9 +109,14 @@ def _read_config() -> dict[str, Any]:
 
 
 def _commands() -> dict[str, TyperCommand]:
+    """All commands by the names that they have here; those of a group have its name in front: `experiment_cache`."""
     from tinyllm_cli.lazy import LazyCommands, LazyGroup
 
-    return dict(LazyCommands(LazyGroup.table))
+    commands: dict[str, TyperCommand] = {}
+    for name, command in LazyCommands(LazyGroup.table).items():
+        members = command.commands.values() if isinstance(command, LazyGroup) else [command]
+        commands |= {member.name or name: member for member in members}
+    return commands
 
 
 def show_config(

@@ -1,0 +1,32 @@
+"""`tinyllm experiment NAME`: the table of experiments; the module of each is imported when it is asked for."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import typer
+
+from tinyllm_cli.lazy import LazyGroup, Subcommand
+
+
+class ExperimentGroup(LazyGroup):
+    """The experiments, in the order of `tinyllm experiment --help`."""
+
+    prefix = "experiment_"
+    table: ClassVar[dict[str, Subcommand]] = {}
+
+
+app = typer.Typer(
+    cls=ExperimentGroup,
+    name="experiment",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="`tinyllm experiment NAME --help` tells more; docs/experiments.md explains each and shows results.",
+)
+
+
+@app.callback()
+def experiment() -> None:
+    """Try out what theory says of language models: each experiment is one command with a table, many have a picture."""
