@@ -1,8 +1,9 @@
-"""`tinyllm embed`: texts go in, vectors come out, or how alike the texts are."""
+"""`tinyllm embed`: texts go in, vectors come out, or how alike the texts are, or what lies near a word in the table."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -12,6 +13,9 @@ from tinyllm_cli.loading import load_model, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL, ModelOptions
 from tinyllm_cli.prompt_input import clean, read_prompt
 from tinyllm_cli.text import one_line
+
+_vectors = partial(typer.Option, rich_help_panel="Vectors of texts")
+_table = partial(typer.Option, rich_help_panel="Embedding table")
 
 
 def embed(
@@ -23,25 +27,49 @@ def embed(
     ] = DEFAULT_MODEL,
     pooling: Annotated[
         str | None,
-        typer.Option("--pooling", help="mean, cls, last or none (default: as the file says).", metavar="KIND"),
+        _vectors("--pooling", help="mean, cls, last or none (default: as the file says).", metavar="KIND"),
     ] = None,
     normalize: Annotated[
-        bool, typer.Option("--normalize/--no-normalize", help="Scale vectors to length 1 (default: yes).")
+        bool, _vectors("--normalize/--no-normalize", help="Scale vectors to length 1 (default: yes).")
     ] = True,
     similarity: Annotated[
-        bool, typer.Option("--similarity", help="Print the cosine of each pair of texts instead of vectors.")
+        bool, _vectors("--similarity", help="Print the cosine of each pair of texts instead of vectors.")
     ] = False,
     threads: Annotated[
         int | None,
-        typer.Option("--threads", "-t", help="Threads (default: what the machine gives).", metavar="N", min=1),
+        _vectors("--threads", "-t", help="Threads (default: what the machine gives).", metavar="N", min=1),
     ] = None,
+    neighbours: Annotated[
+        str | None, _table("--neighbours", help="Print the tokens nearest to a word.", metavar="TEXT")
+    ] = None,
+    analogy: Annotated[
+        tuple[str, str, str] | None,
+        _table("--analogy", help="Print the tokens nearest to A - B + C, as in: king man woman.", metavar="A B C"),
+    ] = None,
+    k: Annotated[int | None, _table("--top", "-k", help="How many tokens (default: 10).", metavar="N", min=1)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Turn texts into vectors that stand for their meaning.
 
     Vectors are printed one per line, numbers apart by spaces. Encoders (bert, nomic-bert, gemma-embedding…) are made
     for this; a language model gives the mean of its last states.
+
+    --neighbours and --analogy look into the table of token embeddings, which every model has, before any layer.
     """
+    if neighbours is not None or analogy is not None:
+        if neighbours is not None and analogy is not None:
+            raise typer.BadParameter("choose one of --neighbours and --analogy")
+        if texts or similarity or pooling is not None:
+            raise typer.BadParameter("--neighbours and --analogy take no texts, --similarity or --pooling")
+        from tinyllm_cli.embed_table import show_analogy, show_neighbours
+
+        if neighbours is not None:
+            show_neighbours(model, neighbours, k or 10, as_json)
+        else:
+            show_analogy(model, analogy, k or 10, as_json)
+        return
+    if k is not None:
+        raise typer.BadParameter("--top counts the tokens of --neighbours and --analogy")
     if not texts:
         texts = [read_prompt(None, []) or ""]
     texts = [clean(text) for text in texts]

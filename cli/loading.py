@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -20,11 +21,9 @@ if TYPE_CHECKING:
 
 def load_model(options: ModelOptions) -> Model:
     """Loads the model that the options name, fetching it first if need be."""
-    from tinyllm import hub, model
+    from tinyllm import model
 
-    render.show_log()
-    with render.download_progress() as progress:
-        path = hub.resolve(options.model, progress)
+    path = find_file(options.model)
     with usage_errors():
         return model.load(
             path,
@@ -33,6 +32,15 @@ def load_model(options: ModelOptions) -> Model:
             kv_type=options.cache_type,
             n_batch=options.batch_size,
         )
+
+
+def find_file(name: str) -> Path:
+    """The file of the model that `name` means, fetched first if need be."""
+    from tinyllm import hub
+
+    render.show_log()
+    with render.download_progress() as progress:
+        return hub.resolve(name, progress)
 
 
 def load_template(name: str | None, model: Model) -> ChatTemplate | None:

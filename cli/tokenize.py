@@ -14,7 +14,7 @@ import typer
 
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
-from tinyllm_cli.loading import usage_errors
+from tinyllm_cli.loading import find_file, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL
 from tinyllm_cli.prompt_input import clean, read_prompt, unescape
 from tinyllm_cli.text import one_line
@@ -80,13 +80,9 @@ def tokenize(
 
 def load(name: str) -> Tokenizer:
     """The tokenizer of the model that `name` means, which is fetched first if need be."""
-    from tinyllm import hub
     from tinyllm.tokenizer import load_tokenizer
 
-    render.show_log()
-    with render.download_progress() as progress:
-        path = hub.resolve(name, progress)
-    return load_tokenizer(path)
+    return load_tokenizer(find_file(name))
 
 
 def split(tokenizer: Tokenizer, text: str, add_special: bool = True, parse_special: bool = True) -> list[Token]:

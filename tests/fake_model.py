@@ -226,7 +226,7 @@ def write_chain_model(path: Path, pieces: Sequence[bytes], n_ctx: int = 512, tem
     shapes |= {"ffn_down": (n_embd, n_ff)}
     tensors |= {f"blk.0.{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
     tensors |= {f"blk.0.{name}.weight": np.ones(n_embd, np.float32) for name in ("attn_norm", "ffn_norm")}
-    byte_tokens = _byte_characters()
+    byte_tokens = byte_characters()
     tokens = [*byte_tokens, *SPECIAL_TOKENS, *("".join(byte_tokens[b] for b in piece) for piece in pieces)]
     metadata = {
         "general.name": "chain",
@@ -254,7 +254,7 @@ def write_chain_model(path: Path, pieces: Sequence[bytes], n_ctx: int = 512, tem
     return path
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The characters that stand for the 256 bytes in a byte-level vocabulary."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = itertools.count(256)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tinyllm.embedding_table import EmbeddingTable
 from tinyllm.gguf_file import BLOCK_SIZES
 from tinyllm.kernels.dequantize import decode
 from tinyllm.sampling.candidates import largest
@@ -27,7 +28,6 @@ N_NEIGHBOURS = 5
 NEIGHBOUR_LIMIT = 64_000_000
 """Larger embedding tables (in elements) are not searched unless asked for: decoding them takes seconds."""
 _CANDIDATES = 24
-_ROWS_AT_A_TIME = 8192
 
 
 @dataclass(eq=False)
@@ -101,18 +101,8 @@ def _readings(head: OutputHead, vectors: np.ndarray) -> tuple[np.ndarray, np.nda
 def neighbours(model: Model, ids: Sequence[int]) -> dict[int, list[tuple[int, float]]]:
     """The tokens whose embedding rows point most nearly in the direction of each id's own: (id, cosine), best first."""
     unique = np.unique(np.asarray(ids, np.int64))
-    tensor = model.file.tensors["token_embd.weight"]
-    n_vocab, width = tensor.shape
-
-    def unit_rows(numbers: np.ndarray) -> np.ndarray:
-        rows = decode(tensor.type.name, tensor.rows(numbers), width)
-        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
-
-    wanted = unit_rows(unique)
-    cosines = np.empty((len(unique), n_vocab), np.float32)
-    for start in range(0, n_vocab, _ROWS_AT_A_TIME):
-        numbers = np.arange(start, min(start + _ROWS_AT_A_TIME, n_vocab))
-        cosines[:, numbers] = wanted @ unit_rows(numbers).T
+    table = EmbeddingTable(model.file)
+    cosines = table.cosines(table.rows(unique))
     cosines[np.arange(len(unique)), unique] = -2  # a token is no neighbour of itself
     result = {}
     for token, row in zip(unique.tolist(), cosines, strict=True):
