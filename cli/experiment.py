@@ -13,7 +13,9 @@ class ExperimentGroup(LazyGroup):
     """The experiments, in the order of `tinyllm experiment --help`."""
 
     prefix = "experiment_"
-    table: ClassVar[dict[str, Subcommand]] = {}
+    table: ClassVar[dict[str, Subcommand]] = {
+        "memory": Subcommand("tinyllm_cli.experiment_memory:memory", "What keys and values cost: MHA, GQA, MQA, MLA."),
+    }
 
 
 app = typer.Typer(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
+
+_NUMBER = re.compile(r"(\d{1,9})(k?)", re.ASCII | re.IGNORECASE)
 
 ModelName = Annotated[
     str,
@@ -30,6 +34,28 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 SvgFile = Annotated[
     Path | None, typer.Option("--svg", help="Write a picture of the results.", metavar="FILE", show_default=False)
 ]
+
+
+def resolve(model: str) -> Path:
+    """The file of a model, which is fetched first if need be. Raises ModelNotFoundError, DownloadError."""
+    from tinyllm import hub
+
+    with render.download_progress() as progress:
+        return hub.resolve(model, progress)
+
+
+def numbers_of(option: str, texts: Sequence[str]) -> list[int]:
+    """The numbers of an option's lists, in order and each once; `4k` is 4096.
+
+    Raises InvalidParameterError, which names the option.
+    """
+    found = set()
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        match = _NUMBER.fullmatch(part)
+        if match is None:
+            raise InvalidParameterError(f"{option} {part!r} is no number of tokens like 4096 or 4k")
+        found.add(int(match[1]) * (1024 if match[2] else 1))
+    return sorted(found)
 
 
 def print_json(answer: dict[str, Any]) -> None:
