@@ -15,6 +15,9 @@ class ExperimentGroup(LazyGroup):
     prefix = "experiment_"
     table: ClassVar[dict[str, Subcommand]] = {
         "memory": Subcommand("tinyllm_cli.experiment_memory:memory", "What keys and values cost: MHA, GQA, MQA, MLA."),
+        "languages": Subcommand(
+            "tinyllm_cli.experiment_languages:languages", "What the same text costs in several languages."
+        ),
     }
 
 
