@@ -14,7 +14,12 @@ class ExperimentGroup(LazyGroup):
 
     prefix = "experiment_"
     table: ClassVar[dict[str, Subcommand]] = {
+        "cache": Subcommand("tinyllm_cli.experiment_cache:cache", "Generation with a KV cache and without."),
         "memory": Subcommand("tinyllm_cli.experiment_memory:memory", "What keys and values cost: MHA, GQA, MQA, MLA."),
+        "context": Subcommand("tinyllm_cli.experiment_context:context", "How the speed falls as the context grows."),
+        "sampling": Subcommand(
+            "tinyllm_cli.experiment_sampling:sampling", "Temperature, top-p and min-p at one token."
+        ),
         "languages": Subcommand(
             "tinyllm_cli.experiment_languages:languages", "What the same text costs in several languages."
         ),

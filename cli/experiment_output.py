@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +14,7 @@ import typer
 
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
+from tinyllm_cli.text import one_line
 
 _NUMBER = re.compile(r"(\d{1,9})(k?)", re.ASCII | re.IGNORECASE)
 
@@ -61,6 +64,30 @@ def numbers_of(option: str, texts: Sequence[str]) -> list[int]:
 def print_json(answer: dict[str, Any]) -> None:
     """One JSON object on stdout."""
     print(json.dumps(answer, indent=2, ensure_ascii=False))
+
+
+def say(lines: Sequence[str]) -> None:
+    """What a table shows, in words: dim lines below it on stdout."""
+    render.out().print()
+    for line in lines:
+        render.out().print(one_line(line), style="dim")
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Yields what tells on a terminal's stderr how far a long run is, in a line that is gone afterwards."""
+    if render.is_plain(sys.stderr):
+        yield lambda text: None
+        return
+
+    def draw(text: str) -> None:
+        sys.stderr.write(f"\r\x1b[2K{one_line(text)}")
+        sys.stderr.flush()
+
+    try:
+        yield draw
+    finally:
+        draw("")
 
 
 def write_picture(path: Path | None, picture: Callable[[], str]) -> None:

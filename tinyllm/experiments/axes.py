@@ -48,8 +48,10 @@ class Scale:
         return (value - low) / (high - low)
 
 
-def scale_of(values: Iterable[float], axis: Axis, most_ticks: int = 7) -> Scale:
-    """The scale that holds all values which the axis can show, with whole ticks at the ends of a linear one.
+def scale_of(values: Iterable[float], axis: Axis, most_ticks: int = 7, whole: bool = True) -> Scale:
+    """The scale that holds all values which the axis can show.
+
+    A linear one ends at ticks, or, if it need not be `whole`, where the values end.
 
     Raises ValueError if there is no such value.
     """
@@ -61,7 +63,10 @@ def scale_of(values: Iterable[float], axis: Axis, most_ticks: int = 7) -> Scale:
         return _logarithmic(low, high, axis.base, most_ticks)
     if axis.from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    return _linear(low, high, most_ticks)
+    scale = _linear(low, high, most_ticks)
+    if whole or low == high:
+        return scale
+    return Scale(low, high, tuple(tick for tick in scale.ticks if low <= tick <= high), None)
 
 
 def _linear(low: float, high: float, most_ticks: int) -> Scale:

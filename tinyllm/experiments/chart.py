@@ -45,7 +45,8 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 class Series:
     """A line. `points`: x and y; one that its axes cannot show (NaN, or 0 on a logarithmic axis) leaves a gap.
 
-    `theory`: not measured, so it is dashed and has no markers.
+    `theory`: not measured, so it is dashed, without markers, and in the colour of the measured line before it, or in
+    that of the text where none is before it.
     """
 
     name: str
@@ -58,14 +59,15 @@ def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis, descripti
 
     Raises ValueError if no point can be shown.
     """
-    head, top = _head(title, [(line.name, line.theory) for line in series], series_are_bars=False)
-    top += _LINE  # the label of the y axis
+    looks = _looks(series)
+    head, top = _head(title, [(line.name, look, line.theory) for line, look in zip(series, looks, strict=True)])
+    top += _LINE + 4  # the label of the y axis
     shown = [(a, b) for line in series for a, b in line.points if x.shows(a) and y.shows(b)]
-    x_scale, y_scale = scale_of((a for a, _ in shown), x, 10), scale_of((b for _, b in shown), y)
+    x_scale, y_scale = scale_of((a for a, _ in shown), x, 10, whole=False), scale_of((b for _, b in shown), y)
     box = _Box(_LEFT, top, WIDTH - _LEFT - _RIGHT, _PLOT_HEIGHT, x_scale, y_scale)
-    parts = [*head, _text(_MARGIN, top - 10, y.label, "dim"), *_horizontal_grid(box), *_x_axis(box, x.label)]
-    for index, line in enumerate(series):
-        parts += _line(index, line, x, y, box)
+    parts = [*head, _text(_MARGIN, top - 14, y.label, "dim"), *_horizontal_grid(box), *_x_axis(box, x.label)]
+    for line, look in zip(series, looks, strict=True):
+        parts += _line(look, line, x, y, box)
     return _document(title, description, box.bottom + 50, parts)
 
 
@@ -82,7 +84,7 @@ def bar_chart(
     if axis.base is not None or not axis.from_zero:
         raise ValueError("bars begin at 0 of a linear axis")
     several = len(series) > 1
-    head, top = _head(title, [(name, False) for name in series] if several else [], series_are_bars=True)
+    head, top = _head(title, [(name, look, None) for look, name in enumerate(series)] if several else [])
     left = min(WIDTH // 2, _MARGIN + 12 + max(_width(label, 12) for label in labels))
     group = len(series) * (_BAR + _BAR_GAP) + _GROUP_GAP
     values_width = 64  # room for the number behind the longest bar
@@ -126,19 +128,31 @@ class _Box:
         return self.bottom - self.height * self.y_scale.place(value)
 
 
-def _head(title: str, names: Sequence[tuple[str, bool]], series_are_bars: bool) -> tuple[list[str], float]:
-    """Title and legend, and the height at which the plot may begin. `names`: of the series, and whether in theory."""
+def _looks(series: Sequence[Series]) -> list[int]:
+    """The number of the colour and marker of each series."""
+    looks, measured = [], -1
+    for line in series:
+        measured += not line.theory
+        looks.append(measured if measured >= 0 else _COLOURS.index("ink"))
+    return looks
+
+
+def _head(title: str, names: Sequence[tuple[str, int, bool | None]]) -> tuple[list[str], float]:
+    """Title and legend, and the height at which the plot may begin.
+
+    `names`: of the series, with their looks and whether they are theory; None: they are bars.
+    """
     parts, y = [], float(_MARGIN + 8)
     for line in _wrapped(title, WIDTH - 2 * _MARGIN, 16):
         parts.append(_text(_MARGIN, y, line, "title"))
         y += 22
     x = float(_MARGIN)
-    for index, (name, theory) in enumerate(names):
+    for name, index, theory in names:
         name = _cut(name, WIDTH - 2 * _MARGIN - 40)
         width = 32 + _width(name, 12) + 20
         if x > _MARGIN and x + width > WIDTH - _MARGIN + 20:
             x, y = float(_MARGIN), y + _LINE
-        if series_are_bars:
+        if theory is None:
             sample = f'<path class="bar" d="M{_n(x)} {_n(y - 9)}h22v10h-22Z"/>{_marker(index, x + 11, y - 4)}'
         else:
             dash = _dash(index, theory)
