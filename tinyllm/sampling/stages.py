@@ -59,7 +59,7 @@ def typical(candidates: Candidates, p: float) -> Candidates:
     Locally typical sampling (Meister et al. 2022). The result is ordered by id.
     """
     probs = candidates.probs
-    nearness = -np.abs(candidates.log_total - candidates.logits - _entropy(probs))
+    nearness = -np.abs(candidates.log_total - candidates.logits - entropy(probs))
     for k in (*_GUESSES, len(candidates)):
         nearest = largest_unordered(nearness, k)
         if k >= len(candidates) or probs[nearest].sum() > p:
@@ -107,7 +107,7 @@ def dynamic_temperature(candidates: Candidates, middle: float, spread: float, ex
     if len(candidates) < 2:
         return candidates
     low = max(0.0, middle - spread)
-    evenness = _entropy(candidates.probs) / math.log(len(candidates))
+    evenness = entropy(candidates.probs) / math.log(len(candidates))
     return temperature(candidates, low + (middle + spread - low) * evenness**exponent)
 
 
@@ -138,8 +138,8 @@ def draw(candidates: Candidates, u: float) -> int:
     return reach(candidates.weights, u * candidates.total, beyond=True)
 
 
-def _entropy(probs: np.ndarray) -> float:
-    """In nats."""
+def entropy(probs: np.ndarray) -> float:
+    """Of probabilities (float64 [n]) that add up to 1, in nats."""
     probs = probs[probs > 0]
     return float(-(probs @ np.log(probs)))
 
