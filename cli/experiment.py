@@ -20,6 +20,7 @@ class ExperimentGroup(LazyGroup):
         "sampling": Subcommand(
             "tinyllm_cli.experiment_sampling:sampling", "Temperature, top-p and min-p at one token."
         ),
+        "middle": Subcommand("tinyllm_cli.experiment_middle:middle", "Where in a long text a model finds a fact."),
         "languages": Subcommand(
             "tinyllm_cli.experiment_languages:languages", "What the same text costs in several languages."
         ),

@@ -77,6 +77,7 @@ def as_object(
 ) -> dict[str, Any]:
     """What `--json` prints."""
     return {
+        "experiment": "languages",
         "texts": [
             {
                 "language": text.language,

@@ -58,7 +58,14 @@ def sampling(
         found = study(logits, values, cuts, top)
     write_picture(svg, lambda: picture(logits, values, cuts, question))
     if as_json:
-        print_json({"model": loaded.path.name, "prompt": question, **as_object(loaded.tokenizer, found)})
+        print_json(
+            {
+                "experiment": "sampling",
+                "model": loaded.path.name,
+                "prompt": question,
+                **as_object(loaded.tokenizer, found),
+            }
+        )
     else:
         _print(loaded.tokenizer, found)
 
