@@ -60,10 +60,10 @@ def trace(
         typer.Option("--token", help="The position to look at (default: where the first token was chosen).", min=0),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write one page to look around in.", metavar="FILE")
+        str | None, typer.Option("--html", help="Write one page to look around in.", metavar="FILE")
     ] = None,
     save: Annotated[
-        Path | None, typer.Option("--save", help="Write the arrays of all stages (NumPy archive).", metavar="FILE.npz")
+        str | None, typer.Option("--save", help="Write the arrays of all stages (NumPy archive).", metavar="FILE.npz")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     *,
@@ -111,7 +111,7 @@ def trace(
     for path, write in ((html, _write_page), (save, lambda found, path, model: found.save(path))):
         if path is not None:
             try:
-                write(found, path, model)
+                write(found, Path(path), model)
             except OSError as error:
                 raise TinyLLMError(f"{path}: {error.strerror or error}") from None
     if as_json:

@@ -214,11 +214,11 @@ def _steps(page: _Page, trace: Trace) -> None:
     """Each generated token with its alternatives, and below it its way through the sampler."""
     for i, step in enumerate(trace.steps):
         line = Text(f"{trace.n_prompt + i:>5} ")
-        line.append(_fit(trace.piece[step.token].text, 14), "bold")
+        line.append(_fit(trace.piece[step.token], 14), "bold")
         line.append(f" {_share(math.exp(step.logprob)):>4}  ")
         for token, logprob in step.top_logprobs:
             if token != step.token:
-                cell = f"  {_clip(trace.piece[token].text, 14)} {_share(math.exp(logprob))}"
+                cell = f"  {_clip(trace.piece[token], 14)} {_share(math.exp(logprob))}"
                 if cell_len(line.plain) + cell_len(cell) <= page.width:
                     line.append(cell, "dim")
         page.line(line)

@@ -21,8 +21,9 @@ from tinyllm.sampler import Sampler, SamplingParams
 from tinyllm.sampling.record import Recorder
 from tinyllm.store.files import home
 from tinyllm.trace import Trace
-from tinyllm.trace.lens import OutputHead, best_of_rows, read_lens
+from tinyllm.trace.lens import read_lens
 from tinyllm.trace.observation import STAGES
+from tinyllm.trace.output_head import OutputHead
 from tinyllm.trace.packing import MapCoding, code_maps
 from tinyllm.trace.page import page
 from tinyllm.trace.summary import as_dict, check, funnel, layer_rows, sentence
@@ -233,13 +234,6 @@ def test_a_budget_skips_layers_of_old_tokens_only(llama, traced):
     assert not lens.read[2, 0]
     assert not lens.complete
     np.testing.assert_array_equal(lens.ranks[-1, :44], 0)
-
-
-@pytest.mark.parametrize("width", [3, 30, 999])
-def test_the_best_of_rows_are_those_of_a_stable_sort(width):
-    values = np.random.default_rng(3).integers(0, 40, (20, width)).astype(np.float32)
-    want = np.argsort(-values, axis=1, kind="stable")[:, :5]
-    np.testing.assert_array_equal(best_of_rows(values, 5), want)
 
 
 def test_experts_are_those_that_the_router_scores_highest():

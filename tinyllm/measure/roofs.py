@@ -113,7 +113,8 @@ class Prober:
             np.int64,
         )
         kernel = self._kernels[name]
-        table = np.array([[kernel, kernel, arguments.ctypes.data, self._many.ctypes.data]], np.int64)
+        table = np.zeros((1, abi.OP_BYTES // 8), np.int64)
+        table[0, :4] = kernel, kernel, arguments.ctypes.data, self._many.ctypes.data
         best = float("inf")
         for _ in range(_REPETITIONS):
             started = time.perf_counter()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..kernels import abi
 from ..plan import Plan
 from ..team import Team
 from .costs import StepShape
@@ -32,7 +33,7 @@ class Clock:
 
     def _look(self) -> tuple[float, int]:
         """The same moment on both clocks: the narrowest of a few tries."""
-        nothing = np.zeros((0, 4), np.int64)
+        nothing = np.zeros((0, abi.OP_BYTES // 8), np.int64)
         stamps = np.zeros((self._team.n_threads, 1), np.int64)
         looks = []
         for _ in range(_TRIES):

@@ -6,8 +6,9 @@ own result, which says how far the recomputation can be trusted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 MAP_BYTES = 384 << 20
 """Most memory that maps may take; of longer prompts the last queries are kept."""
 _NO_WINDOW = 1 << 29
+_TINY = np.finfo(np.float32).tiny
 
 
 @dataclass(eq=False)
@@ -52,22 +54,24 @@ class LayerAttention:
         return max(0, query + 1 - self.window) if self.window else 0, query + 1
 
     def entropy(self, without: tuple[int, ...] = ()) -> np.ndarray:
-        """Entropy of each head's row, as a share of the largest possible: float64 [n_heads, Q], NaN for lone keys.
+        """Entropy of each head's row, as a share of the largest possible: float32 [n_heads, Q], NaN for lone keys.
 
         `without`: positions that are left out, the others renormalised.
         """
-        probs = self.probs.astype(np.float64)
+        probs = self.probs
         if without:
+            probs = probs.copy()
             probs[:, :, list(without)] = 0
-        total = probs.sum(axis=2, keepdims=True)
-        probs = np.divide(probs, total, out=np.zeros_like(probs), where=total > 0)
-        logs = np.log(probs, out=np.zeros_like(probs), where=probs > 0)
-        entropy = -np.einsum("hqt,hqt->hq", probs, logs)
-        queries = self.first_query + np.arange(probs.shape[1])
-        spans = np.array([self.visible(q) for q in queries])
-        visible = spans[:, 1] - spans[:, 0] - sum((spans[:, 0] <= t) & (t < spans[:, 1]) for t in without)
+        total = probs.sum(axis=2)
+        # −Σ (p/t) log (p/t) = log t − Σ p log p / t; the smallest number makes 0 · log 0 a zero.
+        summands = np.log(np.maximum(probs, _TINY))
+        summands *= probs
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(visible > 1, entropy / np.log(visible), np.nan)
+            entropy = np.where(total > 0, np.log(total) - summands.sum(axis=2) / total, 0)
+            queries = self.first_query + np.arange(probs.shape[1])
+            spans = np.array([self.visible(q) for q in queries])
+            visible = spans[:, 1] - spans[:, 0] - sum((spans[:, 0] <= t) & (t < spans[:, 1]) for t in without)
+            return np.where(visible > 1, np.maximum(entropy, 0) / np.log(visible), np.nan)
 
     def weighted(self, query: int) -> np.ndarray | None:
         """What each source gives to a query, by size: probs · ‖W_O v‖, renormalised: float32 [n_heads, T]."""
@@ -77,85 +81,69 @@ class LayerAttention:
         return given / np.maximum(given.sum(axis=1, keepdims=True), 1e-30)
 
 
+@dataclass(eq=False)
+class _Taken:
+    """Queries and results of one layer's steps, up to the position `end`."""
+
+    op: Op
+    queries: list[np.ndarray] = field(default_factory=list)
+    results: list[np.ndarray] = field(default_factory=list)
+    end: int = 0
+
+
 class AttentionReader:
-    """Reads maps behind each attention op of a sequence's steps."""
+    """Keeps queries and results of attention ops while a sequence runs, and makes maps of them in the end.
+
+    `n_tokens`: how many positions there will be at most, which decides how many queries can have a map.
+    """
 
     def __init__(self, model: Model, sequence: Sequence, n_tokens: int):
         self.model, self.sequence = model, sequence
         n_heads = sum(layer.n_heads for layer in model.config.layers)
         self.max_queries = max(1, MAP_BYTES // (4 * max(1, n_heads) * max(1, n_tokens)))
-        self._ops: dict[int, Op] = {}
-        self._pieces: dict[int, list[tuple[int, np.ndarray, np.ndarray | None]]] = {}
-        self._errors: dict[int, list[float]] = {}
+        self._taken: dict[int, _Taken] = {}
 
-    def read(self, op: Op, n_rows: int, out: np.ndarray) -> None:
-        """Recompute the rows of this step; `out`: what the kernel made of them, float32 [n_rows, n_heads · v_dim]."""
+    def take(self, op: Op, position: int, n_rows: int) -> None:
+        """Copy the queries of an op that has just run on rows from a position on, and what the kernel made of them."""
         a = op.values
-        self._ops[op.layer] = op
-        n_heads, n_kv_heads, head_dim = a["n_heads"], a["n_kv_heads"], a["head_dim"]
-        first = int(self.model.network.inputs.rows[0, 0])
-        n_keys = first + n_rows
+        taken = self._taken.setdefault(op.layer, _Taken(op))
         skipped = max(0, n_rows - self.max_queries)
-        positions = np.arange(first + skipped, n_keys)
-        q = matrix_at(a["q"], a["q_stride"], n_rows, n_heads * head_dim)[skipped:].reshape(-1, n_heads, head_dim)
-        keys, values = self._cached(op, n_keys)
-        group = n_heads // n_kv_heads
-        n = len(positions)
-        queries = (q * np.float32(a["scale"])).reshape(n, n_kv_heads, group, head_dim).transpose(1, 2, 0, 3)
-        scores = queries.reshape(n_kv_heads, group * n, head_dim) @ keys
-        scores = scores.reshape(n_heads, n, n_keys)
-        if a["softcap"]:
-            scores = np.float32(a["softcap"]) * np.tanh(scores / np.float32(a["softcap"]))
-        distance = np.arange(n_keys) - positions[:, None]  # of a key from its query, negative behind it
-        if a["slopes"]:
-            scores = scores + memory_at(a["slopes"], np.float32, n_heads)[:, None, None] * distance.astype(np.float32)
-        masked = distance < -a["window_left"]
-        masked |= distance > (0 if a["causal"] else a["window_right"])
-        scores[:, masked] = -np.inf
-        top = scores.max(axis=2, keepdims=True)
-        sink = None
-        if a["sinks"]:
-            sink = np.broadcast_to(memory_at(a["sinks"], np.float32, n_heads)[:, None, None], top.shape)
-            top = np.maximum(top, sink)
-        probs = np.exp(scores - top)
-        total = probs.sum(axis=2, keepdims=True)
-        if sink is not None:
-            sink = np.exp(sink - top)
-            total = total + sink
-            sink = (sink / total)[:, :, 0]
-        probs /= total
-        self._compare(op.layer, probs, values, group, out[skipped:])
-        self._pieces.setdefault(op.layer, []).append((first + skipped, probs, sink))
+        queries = matrix_at(a["q"], a["q_stride"], n_rows, a["n_heads"] * a["head_dim"])
+        taken.queries.append(queries[skipped:].copy())
+        taken.results.append(op.output.array[skipped:n_rows].copy())
+        taken.end = position + n_rows
+        while sum(map(len, taken.queries[1:])) >= self.max_queries:
+            del taken.queries[0], taken.results[0]
 
     def layers(self) -> list[LayerAttention | None]:
-        """Maps of all layers; None where a layer has no attention."""
-        return [self._layer(index) if index in self._pieces else None for index in range(self.model.config.n_layers)]
+        """Maps of all layers; None where a layer has no attention. The sequence must still have its pages."""
+        found: list[LayerAttention | None] = [None] * self.model.config.n_layers
+        with ThreadPoolExecutor(self.model.n_threads) as pool:
+            for taken, layer in zip(self._taken.values(), pool.map(self._layer, self._taken.values()), strict=True):
+                found[taken.op.layer] = layer
+        return found
 
-    def _layer(self, index: int) -> LayerAttention:
-        pieces, op = self._pieces[index], self._ops[index]
-        first, last = pieces[0][0], pieces[-1][0] + pieces[-1][1].shape[1]
-        probs = np.zeros((op.values["n_heads"], last - first, last), np.float32)
-        sinks = None if pieces[0][2] is None else np.concatenate([sink for _, _, sink in pieces], axis=1)
-        for start, piece, _ in pieces:
-            probs[:, start - first : start - first + piece.shape[1], : piece.shape[2]] = piece
-        left = op.values["window_left"]
+    def _layer(self, taken: _Taken) -> LayerAttention:
+        op, a = taken.op, taken.op.values
+        n_heads, n_kv_heads, left = a["n_heads"], a["n_kv_heads"], a["window_left"]
+        queries = np.concatenate(taken.queries)[-self.max_queries :].reshape(-1, n_heads, a["head_dim"])
+        results = np.concatenate(taken.results)[-self.max_queries :]
+        first = taken.end - len(queries)
+        keys, values = self._cached(op, taken.end)
+        probs, sink_mass = _probabilities(a, queries, keys, first)
+        # Heads that share keys and values lie behind each other: one product for all of them.
+        mixed = probs.reshape(n_kv_heads, -1, taken.end) @ values
+        mixed = mixed.reshape(n_heads, len(queries), -1).transpose(1, 0, 2).reshape(results.shape)
+        spread = float(np.sqrt(np.mean(np.square(results), dtype=np.float64))) or 1.0
+        mixed -= results
         return LayerAttention(
-            n_kv_heads=op.values["n_kv_heads"],
+            n_kv_heads=n_kv_heads,
             window=left + 1 if left < _NO_WINDOW else 0,
             first_query=first,
             probs=probs,
-            value_norms=self._value_norms(index, op, last),
-            error=float(np.sqrt(np.mean(np.square(self._errors[index])))),
-            sink_mass=sinks,
-        )
-
-    def _compare(self, layer: int, probs: np.ndarray, values: np.ndarray, group: int, out: np.ndarray) -> None:
-        n_heads, n, n_keys = probs.shape
-        mixed = probs.reshape(n_heads // group, group * n, n_keys) @ values
-        mixed = mixed.reshape(n_heads, n, -1).transpose(1, 0, 2).reshape(n, -1)
-        spread = float(np.sqrt(np.mean(np.square(out, dtype=np.float64)))) or 1.0
-        self._errors.setdefault(layer, []).append(
-            float(np.sqrt(np.mean(np.square(mixed - out, dtype=np.float64)))) / spread
+            value_norms=self._value_norms(op, values),
+            error=float(np.sqrt(np.mean(np.square(mixed), dtype=np.float64))) / spread,
+            sink_mass=sink_mass,
         )
 
     def _cached(self, op: Op, n_keys: int) -> tuple[np.ndarray, np.ndarray]:
@@ -171,24 +159,54 @@ class AttentionReader:
         values = values.transpose(1, 0, 2, 3).reshape(a["n_kv_heads"], n_pages * PAGE, -1)
         return keys, np.ascontiguousarray(values[:, :n_keys, :v_dim])
 
-    def _value_norms(self, index: int, op: Op, n: int) -> np.ndarray | None:
+    def _value_norms(self, op: Op, values: np.ndarray) -> np.ndarray | None:
         """‖W_O v‖ for each head and position, where the output matrix takes the heads' values as they are."""
         a = op.values
-        tensor = self.model.file.tensors.get(f"blk.{index}.attn_output.weight")
+        tensor = self.model.file.tensors.get(f"blk.{op.layer}.attn_output.weight")
         width = a["n_heads"] * a["v_dim"]
         if tensor is None or tensor.shape[-1] != width or op.one.endswith("-latent"):
             return None
         output = decode(tensor.type.name, tensor.data.reshape(tensor.shape[0], -1), width)
         tensor.release()
-        values = self._cached(op, n)[1]
-        group = a["n_heads"] // a["n_kv_heads"]
-        norms = np.empty((a["n_heads"], n), np.float32)
-        # One product for all heads that share values: [n, v_dim] x [v_dim, group · n_embd].
-        by_head = output.reshape(-1, a["n_kv_heads"], group, a["v_dim"]).transpose(1, 3, 2, 0)
-        for kv_head, v in enumerate(values):
-            added = (v @ by_head[kv_head].reshape(a["v_dim"], -1)).reshape(n, group, -1)
-            norms[kv_head * group : (kv_head + 1) * group] = np.sqrt(np.einsum("tge,tge->gt", added, added))
-        return norms
+        # ‖W v‖² = v · (Wᵀ W) v, which is one small matrix for each head.
+        by_head = output.reshape(-1, a["n_heads"], a["v_dim"]).transpose(1, 0, 2)
+        squares = by_head.transpose(0, 2, 1) @ by_head
+        values = np.repeat(values, a["n_heads"] // a["n_kv_heads"], axis=0)
+        return np.sqrt(np.maximum(np.einsum("htd,htd->ht", values @ squares, values), 0))
+
+
+def _probabilities(
+    a: dict[str, Any], queries: np.ndarray, keys: np.ndarray, first: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Softmax of the scores of queries [Q, n_heads, head_dim], the first of them at a position, and of learned sinks:
+    float32 [n_heads, Q, T], and [n_heads, Q] or None."""
+    n_heads, n_kv_heads, n_keys = a["n_heads"], a["n_kv_heads"], keys.shape[2]
+    n = len(queries)
+    by_group = (queries * np.float32(a["scale"])).transpose(1, 0, 2).reshape(n_kv_heads, -1, a["head_dim"])
+    scores = (by_group @ keys).reshape(n_heads, n, n_keys)
+    if a["softcap"]:
+        scores = np.float32(a["softcap"]) * np.tanh(scores / np.float32(a["softcap"]))
+    positions = np.arange(first, first + n)
+    distance = np.arange(n_keys) - positions[:, None]  # of a key from its query, negative behind it
+    if a["slopes"]:
+        scores += memory_at(a["slopes"], np.float32, n_heads)[:, None, None] * distance.astype(np.float32)
+    masked = distance < -a["window_left"]
+    masked |= distance > (0 if a["causal"] else a["window_right"])
+    scores[:, masked] = -np.inf
+    top = scores.max(axis=2, keepdims=True)
+    if a["sinks"]:
+        sink = np.broadcast_to(memory_at(a["sinks"], np.float32, n_heads)[:, None, None], top.shape)
+        top = np.maximum(top, sink)
+    scores -= top
+    probs = np.exp(scores, out=scores)
+    total = probs.sum(axis=2, keepdims=True)
+    sink_mass = None
+    if a["sinks"]:
+        sink = np.exp(sink - top)
+        total += sink
+        sink_mass = (sink / total)[:, :, 0]
+    probs /= total
+    return probs, sink_mass
 
 
 def _pages(pool: LayerPool, numbers: list[int], n_kv_heads: int) -> np.ndarray:

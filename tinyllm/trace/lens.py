@@ -7,22 +7,16 @@ the model's logits bit for bit. Out come the likeliest tokens, ranks, entropies 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tinyllm.kernels import abi
+from tinyllm.kernels.lens_words import N_TOP
+from tinyllm.trace.output_head import OutputHead
 
-if TYPE_CHECKING:
-    from tinyllm.model import Model
-
-N_TOP = 5
 RECENT = 32
 """The last tokens get every layer, whatever the budget."""
-_CHUNK = 128  # rows that go through the output matrix together
 _BITS = 1 / np.log(2)
 
 
@@ -72,26 +66,6 @@ class Lens:
         return int(states[lost[-1] + 1]) if lost[-1] + 1 < len(states) else None
 
 
-class OutputHead:
-    """Runs the end of a model's plan, from the residual stream to logits, on rows of one's own."""
-
-    def __init__(self, model: Model):
-        plan = model.network.plan
-        self.model, self.plan = model, plan
-        gather = max(i for i, op in enumerate(plan.ops) if op.layer is None and op.arguments is abi.GATHER)
-        self.source = plan.ops[gather].output
-        self.table = plan.table[gather + 1 :]
-        self.max_rows = min(_CHUNK, plan.max_rows)
-
-    def logits(self, states: np.ndarray) -> np.ndarray:
-        """float32 [n, n_vocab] of states [n, n_embd], n ≤ max_rows: a view that the next call overwrites."""
-        n = len(states)
-        self.source.array[:n] = states
-        self.plan.set_rows(n, n)
-        self.model.team.run(self.table)
-        return self.model.network.logits.array[:n]
-
-
 def read_lens(
     head: OutputHead, states: np.ndarray, ids: Sequence[int], chosen: dict[int, int], budget_s: float | None = None
 ) -> Lens:
@@ -115,11 +89,12 @@ def read_lens(
         reader.read(recent + older, everything)
     else:
         spent = perf_counter() - started
-        cost = len(older) * (n_states // 2 + 1) * spent / max(1, reader.n_rows)
+        per_row = spent / max(1, reader.n_rows)
+        cost = len(older) * (n_states // 2 + 1) * per_row
         # Every layer if there is time, else every second one, else (huge vocabularies, slow machines) every fourth.
-        stride = 2 if cost < budget_s - spent else 4 if cost < 4 * budget_s else 8
+        stride = 2 if cost < budget_s - spent else 4 if cost < 2 * (budget_s - spent) else 8
         reader.read(older, set(range(n_states - 1, -1, -stride)))
-        if (budget_s - (perf_counter() - started)) > len(recent) * n_states * spent / max(1, reader.n_rows):
+        if budget_s - (perf_counter() - started) > len(recent) * n_states * per_row:
             reader.read(recent, everything)
     reader.lens.seconds = perf_counter() - started
     return reader.lens
@@ -129,7 +104,7 @@ class _Reader:
     def __init__(self, head: OutputHead, states: np.ndarray, ids: Sequence[int], chosen: dict[int, int]):
         self.head, self.states, self.chosen = head, states, chosen
         n_states, n_tokens = states.shape[:2]
-        self.following = list(ids[1 : n_tokens + 1]) + [-1] * (n_tokens + 1 - len(ids))
+        self.following = np.array([*ids[1 : n_tokens + 1], *[-1] * (n_tokens + 1 - len(ids))])
         self.n_rows = 0
         numbers = {name: np.full((n_states, n_tokens), np.nan, np.float32) for name in _NUMBERS}
         self.lens = Lens(
@@ -145,15 +120,13 @@ class _Reader:
     def read(self, positions: Sequence[int], wanted: set[int]) -> None:
         """Read the wanted states at these positions; the final one is always among them, for comparison."""
         last = self.states.shape[0] - 1
-        with ThreadPoolExecutor(self.head.model.n_threads) as pool:
-            for group in self._groups(positions, sorted({*wanted, last})):
-                rows = np.concatenate([self.states[some, t] for t, some in group])
-                logits = self.head.logits(rows)
-                self.n_rows += len(rows)
-                at = np.cumsum([0, *(len(some) for _, some in group)])
-                parts = [(t, some, logits[a:b]) for (t, some), a, b in zip(group, at, at[1:], strict=False)]
-                for _ in pool.map(lambda part: self._take(*part), parts):
-                    pass
+        for group in self._groups(positions, sorted({*wanted, last})):
+            sizes = [len(some) for _, some in group]
+            at_state = np.concatenate([some for _, some in group])
+            at_token = np.repeat([t for t, _ in group], sizes)
+            logits = self.head.logits(self.states[at_state, at_token])
+            self.n_rows += len(at_state)
+            self._take(at_state, at_token, np.repeat(np.cumsum(sizes) - 1, sizes), logits)
 
     def _groups(self, positions: Sequence[int], wanted: list[int]) -> Iterator[list[tuple[int, list[int]]]]:
         """Positions and their states, in groups that go through the output matrix together."""
@@ -171,55 +144,37 @@ class _Reader:
         if group:
             yield group
 
-    def _take(self, t: int, some: list[int], logits: np.ndarray) -> None:
+    def _take(self, at_state: np.ndarray, at_token: np.ndarray, finals: np.ndarray, logits: np.ndarray) -> None:
+        """Keep the readings of rows: states and positions int [n], and the row of each one's final state."""
         lens = self.lens
-        top = logits.max(axis=1)
-        shifted = logits - top[:, None]
-        weights = np.exp(shifted)
-        total = weights.sum(axis=1)
-        log_total = np.log(total)
-        final = weights[-1] / total[-1]
-        entropy = log_total - np.einsum("ij,ij->i", weights, shifted) / total
-        # KL(final ‖ state) = Σ p (log p − log q), and log q = shifted − log_total.
-        cross = log_total - np.einsum("ij,j->i", shifted, final)
-        best = best_of_rows(logits, N_TOP)
-        if t not in self.chosen:
-            lens.answer[t] = best[-1, 0]
-        else:
-            lens.answer[t] = self.chosen[t]
-        answer = int(lens.answer[t])
-        lens.read[some, t] = True
-        lens.top_ids[some, t] = best
-        lens.top_probs[some, t] = np.take_along_axis(weights, best, 1) / total[:, None]
-        lens.ranks[some, t] = _ranks(logits, np.array([answer]))[:, 0]
-        lens.answer_probs[some, t] = weights[:, answer] / total
-        lens.entropy[some, t] = entropy * _BITS
-        lens.kl[some, t] = np.maximum(0, cross - entropy[-1]) * _BITS
-        lens.mean_logit[some, t] = logits.mean(axis=1, dtype=np.float64)
-        if self.following[t] >= 0:
-            lens.log_probs[t] = float(shifted[-1, self.following[t]]) - float(log_total[-1])
-        if t in self.chosen and len(some) == self.states.shape[0]:
-            ids = np.unique(np.append(best[:, 0], answer))
-            lens.leaders[t] = Leaders(ids, _ranks(logits, ids), weights[:, ids] / total[:, None])
-
-
-def best_of_rows(values: np.ndarray, k: int) -> np.ndarray:
-    """Columns of each row's k largest values, largest first, equal ones by column: int [n, k].
-
-    The k largest lie in the k blocks whose maxima are largest, so that all rows are searched in a few passes.
-    """
-    n, width = values.shape
-    size = max(1, int(np.sqrt(width)))
-    n_blocks = width // size
-    if n_blocks <= k:
-        return np.argsort(-values, axis=1, kind="stable")[:, :k]
-    body = values[:, : n_blocks * size].reshape(n, n_blocks, size)
-    blocks = np.sort(np.argsort(-body.max(axis=2), axis=1, kind="stable")[:, :k], axis=1)
-    columns = (blocks[:, :, None] * size + np.arange(size)).reshape(n, -1)
-    tail = np.broadcast_to(np.arange(n_blocks * size, width), (n, width - n_blocks * size))
-    columns = np.concatenate([columns, tail], axis=1)
-    order = np.argsort(-np.take_along_axis(values, columns, 1), axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(columns, order, 1)
+        best, values = self.head.best()
+        ends = np.flatnonzero(finals == np.arange(len(finals)))
+        lens.answer[at_token[ends]] = [self.chosen.get(int(at_token[row]), int(best[row, 0])) for row in ends]
+        answers = lens.answer[at_token]
+        sums, ranks = self.head.sums(finals, answers)
+        total, weighted, cross, sum_logits = sums.T.astype(np.float64)
+        top, log_total = values[:, 0], np.log(total)
+        entropy = log_total - weighted / total
+        rows = np.arange(len(logits))
+        lens.read[at_state, at_token] = True
+        lens.top_ids[at_state, at_token] = best
+        lens.top_probs[at_state, at_token] = np.exp(values - top[:, None]) / total[:, None]
+        lens.ranks[at_state, at_token] = ranks
+        lens.answer_probs[at_state, at_token] = np.exp(logits[rows, answers] - top) / total
+        lens.entropy[at_state, at_token] = entropy * _BITS
+        # KL(final ‖ state) = Σ p (log p − log q), and log q = x − max − log_total.
+        kl = log_total - cross / total[finals] - entropy[finals]
+        lens.kl[at_state, at_token] = np.maximum(0, kl) * _BITS
+        lens.mean_logit[at_state, at_token] = sum_logits / self.head.n_vocab
+        known = ends[self.following[at_token[ends]] >= 0]
+        came = logits[known, self.following[at_token[known]]]
+        lens.log_probs[at_token[known]] = came.astype(np.float64) - top[known] - log_total[known]
+        for t in set(at_token[ends].tolist()) & set(self.chosen):
+            rows = np.flatnonzero(at_token == t)
+            if len(rows) == self.states.shape[0]:
+                ids = np.unique(np.append(best[rows, 0], lens.answer[t]))
+                probs = np.exp(logits[np.ix_(rows, ids)] - top[rows, None]) / total[rows, None]
+                lens.leaders[t] = Leaders(ids, _ranks(logits[rows[0] : rows[-1] + 1], ids), probs)
 
 
 def _ranks(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -227,8 +182,8 @@ def _ranks(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
     ranks = np.empty((len(logits), len(ids)), np.int32)
     for column, token in enumerate(ids):
         own = logits[:, token, None]
-        ranks[:, column] = np.count_nonzero(logits > own, axis=1)
-        ranks[:, column] += np.count_nonzero(logits[:, :token] == own, axis=1).astype(np.int32)
+        ranks[:, column] = np.count_nonzero(logits[:, :token] >= own, axis=1)
+        ranks[:, column] += np.count_nonzero(logits[:, token:] > own, axis=1).astype(np.int32)
     return ranks
 
 

@@ -16,7 +16,7 @@ from tinyllm.embedding_table import EmbeddingTable
 from tinyllm.gguf_file import BLOCK_SIZES
 from tinyllm.kernels.dequantize import decode
 from tinyllm.sampling.candidates import largest
-from tinyllm.trace.lens import OutputHead, best_of_rows
+from tinyllm.trace.output_head import OutputHead
 
 if TYPE_CHECKING:
     from tinyllm.gguf_file import TensorInfo
@@ -46,29 +46,32 @@ class Neurons:
 
 def strongest(model: Model, head: OutputHead, activations: dict[int, np.ndarray]) -> dict[int, list[Neurons]]:
     """For each layer with activations (float32 [n_positions, n_ff]) the strongest neurons of each position."""
-    found: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+    chosen: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+    # One vector for each neuron and sign: many are among the strongest at several positions.
+    places: dict[tuple[int, int, bool], int] = {}
     written: list[np.ndarray] = []
     for layer, rows in activations.items():
         tensor = model.file.tensors.get(f"blk.{layer}.ffn_down.weight")
         if tensor is None or tensor.shape != (model.config.n_embd, rows.shape[1]):
             continue
         candidates = [largest(np.abs(act), _CANDIDATES) for act in rows]
-        union, places = np.unique(np.concatenate(candidates), return_inverse=True)
+        union = np.unique(np.concatenate(candidates))
         vectors = _columns(tensor, union)
         lengths = np.linalg.norm(vectors, axis=0)
         tensor.release()
-        for act, index, at in zip(rows, candidates, np.split(places, len(rows)), strict=True):
-            strength = np.abs(act[index]) * lengths[at]
+        for act, index in zip(rows, candidates, strict=True):
+            strength = np.abs(act[index]) * lengths[np.searchsorted(union, index)]
             best = np.argsort(-strength)[:N_NEURONS]
-            found.setdefault(layer, []).append((index[best], act[index[best]], strength[best]))
-            written += [vectors[:, at[i]] * np.sign(act[index[i]]) for i in best]
+            index = index[best]
+            chosen.setdefault(layer, []).append((index, act[index], strength[best]))
+            for column, neuron, sign in zip(np.searchsorted(union, index), index, np.sign(act[index]), strict=True):
+                if places.setdefault((layer, int(neuron), sign < 0), len(written)) == len(written):
+                    written.append(vectors[:, column] * sign)
     promoted, suppressed = _readings(head, np.array(written, np.float32))
     result: dict[int, list[Neurons]] = {}
-    at = 0
-    for layer, positions in found.items():
+    for layer, positions in chosen.items():
         for index, activation, strength in positions:
-            rows = slice(at, at + len(index))
-            at += len(index)
+            rows = [places[layer, int(i), value < 0] for i, value in zip(index, activation, strict=True)]
             result.setdefault(layer, []).append(Neurons(index, activation, strength, promoted[rows], suppressed[rows]))
     return result
 
@@ -86,15 +89,18 @@ def _readings(head: OutputHead, vectors: np.ndarray) -> tuple[np.ndarray, np.nda
     """Tokens that vectors raise and lower most, against what a stream of zeros gives: int [n, 4] each."""
     raised = np.empty((len(vectors), N_TOKENS), np.int64)
     lowered = np.empty_like(raised)
-    step = head.max_rows - 1
-    for start in range(0, len(vectors), step):
-        rows = vectors[start : start + step]
-        # Unit RMS, so that the norm's epsilon does not weigh on short vectors; the last row is for biases.
+    if not len(vectors):
+        return raised, lowered
+    biases = head.logits(np.zeros_like(vectors[:1]))[0].copy()
+    for start in range(0, len(vectors), head.max_rows):
+        rows = vectors[start : start + head.max_rows]
+        # Unit RMS, so that the norm's epsilon does not weigh on short vectors.
         rows = rows / np.maximum(np.sqrt(np.mean(np.square(rows), axis=1, keepdims=True)), 1e-30)
-        logits = head.logits(np.concatenate([rows, np.zeros_like(rows[:1])]))
-        change = logits[:-1] - logits[-1]
-        raised[start : start + len(rows)] = best_of_rows(change, N_TOKENS)
-        lowered[start : start + len(rows)] = best_of_rows(-change, N_TOKENS)
+        logits = head.logits(rows)
+        if biases.any():
+            logits -= biases
+        raised[start : start + len(rows)] = head.best()[0][:, :N_TOKENS]
+        lowered[start : start + len(rows)] = head.best(sign=-1.0)[0][:, :N_TOKENS]
     return raised, lowered
 
 

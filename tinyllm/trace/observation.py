@@ -6,8 +6,8 @@ Buffers are read through the ops' own arguments, so whatever a plan holds can be
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import numpy as np
 from tinyllm.kernels import abi
 from tinyllm.trace.attention import AttentionReader
 from tinyllm.trace.live_memory import matrix_at, memory_at
+from tinyllm.trace.stage_rows import ActivationRows, Activations, StageRange, StageRows
 
 if TYPE_CHECKING:
     from tinyllm.model import Model, Sequence
@@ -27,26 +28,7 @@ STAGES = (
 )  # fmt: skip
 """In the order of a token's way; a model has those that its architecture has."""
 
-RESIDUAL = ("embed", "resid_mid", "resid_post")
-N_TOP_NEURONS = 8
-N_BINS = 16
-ACTIVE_SHARE = 0.1
-"""A neuron counts as active above this share of its row's largest magnitude."""
-
-
-@dataclass(eq=False)
-class StageRange:
-    """Size and spread of a stage's rows: float32 [n_tokens] each; `histogram` (int [16]) is of the last row.
-
-    The bins are equal parts from the last row's smallest to its largest value. `seconds`: the time of the stage's ops.
-    """
-
-    width: int
-    norm: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    histogram: np.ndarray
-    seconds: float
+_FFN_WRITES = {"ffn_down", "ffn_out", "resid_post"}
 
 
 @dataclass(eq=False)
@@ -59,135 +41,139 @@ class Router:
 
 
 @dataclass(eq=False)
-class _Rows:
-    """Pieces of one stage, step by step."""
+class _View:
+    """Where a stage of a layer lies behind an op: live memory, float32 [max_rows, width]."""
 
-    width: int = 0
-    norm: list[np.ndarray] = field(default_factory=list)
-    low: list[np.ndarray] = field(default_factory=list)
-    high: list[np.ndarray] = field(default_factory=list)
-    histogram: np.ndarray | None = None
-    seconds: float = 0.0
-    kept: list[np.ndarray] = field(default_factory=list)
+    stage: str
+    layer: int | None
+    memory: np.ndarray
 
 
 class Observation:
     """An observer for `Team.observed` during one sequence's evaluation.
 
     `keep`: stages whose rows are copied, beside the residual stream and the logits, which always are. `n_tokens`: how
-    many positions there will be at most, which decides how many rows of attention can be kept.
+    many positions there will be at most.
     """
 
     def __init__(self, model: Model, sequence: Sequence, keep: Collection[str], n_tokens: int):
         self.plan, self.network = model.network.plan, model.network
-        self.n_layers = model.config.n_layers
-        self.keep = {*keep, *RESIDUAL, "logits"}
+        self.n_layers, self._keep = model.config.n_layers, {*keep, "logits"}
         self.attention = AttentionReader(model, sequence, n_tokens)
-        self._rows: dict[tuple[str, int | None], _Rows] = defaultdict(_Rows)
+        self._states = np.empty((2 * self.n_layers + 1, n_tokens, model.config.n_embd), np.float32)
+        self._written = np.zeros(2 * self.n_layers + 1, bool)
+        self._n_seen = 0
+        self._rows: dict[tuple[str, int | None], StageRows] = {}
         self._routers: dict[int, list[tuple[np.ndarray, ...]]] = defaultdict(list)
-        self._neurons: dict[int, list[tuple[np.ndarray, ...]]] = defaultdict(list)
-        self._written_by: dict[int, str] = {}
-        for op in self.plan.ops:
-            if op.layer is not None and self._writes_stream(op):
-                self._written_by[id(op)] = "resid_post" if op.stage in _FFN_WRITES else "resid_mid"
-        self._seen: set[tuple[str, int | None]] = set()
+        # A stage is looked at where the last op has worked on it: norms and rotations do so in place.
+        last = {(view.stage, view.layer): (index, view) for index, view in self._find_views()}
+        self._views: dict[int, list[_View]] = defaultdict(list)
+        for index, view in last.values():
+            self._views[index].append(view)
+        self._elapsed = 0.0
         self._after = perf_counter()
 
     def __call__(self, index: int) -> None:
         """Look at the buffers behind op number `index`."""
-        seconds = perf_counter() - self._after
+        self._elapsed += perf_counter() - self._after
         op = self.plan.ops[index]
         n_rows, n_out = self.plan.step_rows
         if index == 0:
-            self._seen.clear()
-            self._add("embed", None, self.network.x.array[:n_rows], 0.0)
-        if op.arguments is abi.ROPE:
-            self._add_heads(op, n_rows, seconds)
-        elif op.arguments is abi.ATTEND:
-            out = op.output.array[:n_rows]
-            self.attention.read(op, n_rows, out)
-            self._add("attn_out", op.layer, out, seconds)
+            self._n_seen = int(self.network.inputs.rows[0, abi.ROW_POSITION // 8])
+        for view in self._views.get(index, ()):
+            rows = view.memory[: n_out if view.stage in ("final_norm", "logits") else n_rows]
+            if len(rows):
+                self._look(view, rows)
+        if op.arguments is abi.ATTEND:
+            self.attention.take(op, self._n_seen, n_rows)
         elif op.one.startswith("moe.route"):
             self._add_router(op, n_rows)
-        elif op.output is not None:
-            stage = self._written_by.get(id(op), op.stage)
-            if stage in STAGES and stage != "embed" and op.output.max_rows == self.plan.max_rows:
-                rows = op.output.array[: n_rows if op.layer is not None else n_out]
-                if rows.shape[0]:
-                    self._add(stage, op.layer, rows, seconds)
-                if stage == "ffn_act":
-                    self._add_neurons(op.layer, rows)
+        if index == len(self.plan.ops) - 1:
+            self._n_seen += n_rows
         self._after = perf_counter()
 
     def start(self) -> None:
         """Time runs from here: what was computed in between belongs to no stage."""
-        self._after = perf_counter()
+        self._elapsed, self._after = 0.0, perf_counter()
 
     def array(self, stage: str, layer: int | None = None) -> np.ndarray | None:
         """A kept stage: float32 [rows, width]; None if it was not kept or does not exist."""
         rows = self._rows.get((stage, layer))
-        return np.concatenate(rows.kept) if rows is not None and rows.kept else None
+        return None if rows is None else rows.kept()
 
     def residual(self) -> np.ndarray:
         """The residual stream: float32 [2 · n_layers + 1, T, n_embd], behind the embedding and each half layer."""
-        states = [self.array("embed")]
-        for layer in range(self.n_layers):
-            for stage in ("resid_mid", "resid_post"):
-                states.append(states[-1] if (found := self.array(stage, layer)) is None else found)
-        return np.stack(states)
+        for state in np.flatnonzero(~self._written):
+            self._states[state] = self._states[state - 1]
+        return self._states[:, : self._n_seen]
 
     def stages(self) -> dict[tuple[str, int | None], StageRange]:
         """Ranges of all stages that were met, by stage and layer."""
-        return {
-            key: StageRange(
-                rows.width,
-                *(np.concatenate(part) for part in (rows.norm, rows.low, rows.high)),
-                rows.histogram,
-                rows.seconds,
-            )
-            for key, rows in self._rows.items()
-        }
+        return {key: rows.range() for key, rows in self._rows.items()}
 
     def kept_stages(self) -> dict[tuple[str, int | None], np.ndarray]:
-        """The copied rows, by stage and layer."""
-        return {key: np.concatenate(rows.kept) for key, rows in self._rows.items() if rows.kept}
+        """The copied rows, by stage and layer; the residual stream's are views of it."""
+        states = self.residual()
+        found = {("embed", None): states[0]}
+        for key, rows in self._rows.items():
+            if (state := _state_of(*key)) is not None:
+                found[key] = states[state]
+            elif (array := rows.kept()) is not None:
+                found[key] = array
+        return found
 
     def routers(self) -> dict[int, Router]:
         """Choices of experts by layer."""
         return {layer: Router(*map(np.concatenate, zip(*parts, strict=True))) for layer, parts in self._routers.items()}
 
-    def neurons(self) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-        """Feed-forward activations by layer, for each token: share of active ones, how many carry half and 90 % of the
-        energy (int [T, 2]), numbers and values of the strongest ([T, 8])."""
-        return {layer: tuple(map(np.concatenate, zip(*parts, strict=True))) for layer, parts in self._neurons.items()}
+    def activations(self) -> dict[int, Activations]:
+        """What feed-forward neurons did, by layer."""
+        return {layer: rows.activations() for layer, rows in self._activation_rows()}
 
-    def _writes_stream(self, op: Op) -> bool:
-        output = op.output
-        return output is not None and (output is self.network.x or output.base is self.network.x)
+    def last_activations(self) -> dict[int, np.ndarray]:
+        """Activations in the last row of each step, by layer: float32 [n_steps, n_ff]."""
+        return {layer: rows.step_ends() for layer, rows in self._activation_rows()}
 
-    def _add(self, stage: str, layer: int | None, values: np.ndarray, seconds: float) -> None:
-        rows = self._rows[stage, layer]
-        if (stage, layer) in self._seen:
-            for pieces in (rows.norm, rows.low, rows.high, rows.kept):
-                del pieces[-1:]  # a later op of the same step worked on it in place
-        self._seen.add((stage, layer))
-        rows.width = values.shape[1]
-        rows.norm.append(np.sqrt(np.einsum("ij,ij->i", values, values)))
-        rows.low.append(values.min(axis=1))
-        rows.high.append(values.max(axis=1))
-        rows.histogram = _histogram(values[-1], rows.low[-1][-1], rows.high[-1][-1])
-        rows.seconds += seconds
-        if stage in self.keep:
-            rows.kept.append(values.copy())
+    def _activation_rows(self) -> Iterator[tuple[int, ActivationRows]]:
+        return ((layer, rows) for (_, layer), rows in self._rows.items() if isinstance(rows, ActivationRows))
 
-    def _add_heads(self, op: Op, n_rows: int, seconds: float) -> None:
-        """Queries, keys and values as attention uses them: normed and rotated."""
-        values = {key: value() if callable(value) else value for key, value in op.values.items()}
-        q_width, k_width = (values[n] * values["head_dim"] for n in ("n_heads", "n_kv_heads"))
-        for stage, width in (("q", q_width), ("k", k_width), ("v", values["n_kv_heads"] * values["v_dim"])):
-            if width and values[stage]:
-                rows = matrix_at(values[stage], values[f"{stage}_stride"], n_rows, width)
-                self._add(stage, op.layer, rows, seconds if stage == "q" else 0.0)
+    def _find_views(self) -> Iterator[tuple[int, _View]]:
+        """Op numbers, and what can be seen behind them."""
+        ops, x = self.plan.ops, self.network.x
+        embedding = max((i for i, op in enumerate(ops) if op.stage == "embed" and op.layer is None), default=0)
+        yield embedding, _View("embed", None, x.array)
+        for index, op in enumerate(ops):
+            if op.arguments is abi.ROPE:
+                for stage, width in _head_widths(op):
+                    yield index, self._view(stage, op, op.values[stage], op.values[f"{stage}_stride"], width)
+            elif op.output is None or op.output.max_rows != self.plan.max_rows:
+                continue
+            elif op.layer is not None and op.output.root is x:
+                yield index, _View("resid_post" if op.stage in _FFN_WRITES else "resid_mid", op.layer, x.array)
+            elif op.stage in STAGES and op.stage != "embed" and op.arguments is not abi.ROUTE:
+                # (routing turns the scores into probabilities in place, see `_add_router`)
+                if op.arguments is abi.GATED and op.stage == "ffn_act":
+                    first = "ffn_gate" if op.values["up"] else "ffn_up"
+                    for stage, address in ((first, op.values["gate"]), ("ffn_up", op.values["up"])):
+                        if address:
+                            yield index, self._view(stage, op, address, op.values["x_stride"], op.values["n"])
+                yield index, _View(op.stage, op.layer, op.output.array)
+
+    def _view(self, stage: str, op: Op, address: int, stride: int, width: int) -> _View:
+        return _View(stage, op.layer, matrix_at(address, stride, self.plan.max_rows, width))
+
+    def _look(self, view: _View, values: np.ndarray) -> None:
+        key = view.stage, view.layer
+        rows = self._rows.get(key)
+        if rows is None:
+            kind = ActivationRows if view.stage == "ffn_act" else StageRows
+            rows = self._rows[key] = kind(view.stage in self._keep and _state_of(*key) is None)
+        if (state := _state_of(*key)) is not None:
+            self._written[state] = True
+            self._states[state, self._n_seen : self._n_seen + len(values)] = values
+        rows.add(values)
+        rows.seconds += self._elapsed
+        self._elapsed = 0.0
 
     def _add_router(self, op: Op, n_rows: int) -> None:
         values = op.values
@@ -197,25 +183,19 @@ class Observation:
         weights = memory_at(values["weights"], np.float32, n_rows * n_used).reshape(n_rows, n_used).copy()
         self._routers[op.layer].append((probs, ids, weights))
 
-    def _add_neurons(self, layer: int, act: np.ndarray) -> None:
-        size = np.abs(act)
-        active = (size > ACTIVE_SHARE * size.max(axis=1, keepdims=True)).mean(axis=1)
-        k = min(N_TOP_NEURONS, act.shape[1])
-        top = np.argpartition(size, act.shape[1] - k, axis=1)[:, -k:]
-        top = np.take_along_axis(top, np.argsort(-np.take_along_axis(size, top, 1), axis=1), 1)
-        # Energy shares are wanted where a token is chosen: the last row of a step.
-        energy = np.cumsum(np.sort(size[-1])[::-1].astype(np.float64) ** 2)
-        carry = np.searchsorted(energy, np.array([0.5, 0.9]) * energy[-1]) + 1
-        carries = np.full((len(act), 2), -1)
-        carries[-1] = carry
-        self._neurons[layer].append((active, carries, top, np.take_along_axis(act, top, 1)))
+
+def _head_widths(op: Op) -> Iterator[tuple[str, int]]:
+    """Queries, keys and values as attention uses them, normed and rotated, and how wide they are."""
+    values = op.values
+    for stage, n_heads, dim in (("q", "n_heads", "head_dim"), ("k", "n_kv_heads", "head_dim"),
+                                ("v", "n_kv_heads", "v_dim")):  # fmt: skip
+        if values[stage] and values[n_heads] * values[dim]:
+            yield stage, values[n_heads] * values[dim]
 
 
-def _histogram(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    if not high > low:
-        return np.bincount([0], minlength=N_BINS) * len(values)
-    bins = ((values - low) * (N_BINS / (high - low))).astype(np.int64)
-    return np.bincount(np.clip(bins, 0, N_BINS - 1), minlength=N_BINS)
-
-
-_FFN_WRITES = {"ffn_down", "ffn_out", "resid_post"}
+def _state_of(stage: str, layer: int | None) -> int | None:
+    """The number of the residual stream's state that a stage is, or None."""
+    if stage == "embed":
+        return 0
+    half = {"resid_mid": 1, "resid_post": 2}.get(stage)
+    return None if half is None else 2 * layer + half

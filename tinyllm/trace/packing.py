@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tinyllm.trace.attention import LayerAttention
 
 THUMBNAIL = 32
+_LEVEL = 5  # 6 takes twice as long for 3 %
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,15 @@ class MapCoding:
 
 def packed(array: np.ndarray) -> str:
     """The bytes of an array (little endian), raw deflate, base64."""
-    compressor = zlib.compressobj(6, zlib.DEFLATED, -15)
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, -15)
     data = np.ascontiguousarray(array).tobytes()
     return base64.b64encode(compressor.compress(data) + compressor.flush()).decode("ascii")
+
+
+def coarse(array: np.ndarray) -> np.ndarray:
+    """float32 with 12 bits of precision: what people read of a number, in two thirds of the bytes when deflated."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    return ((bits + 0x800) & 0xFFFFF000).view(np.float32)
 
 
 def code_maps(layer: LayerAttention, coding: MapCoding) -> np.ndarray:

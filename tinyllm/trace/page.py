@@ -17,16 +17,19 @@ import numpy as np
 
 import tinyllm
 from tinyllm.sampling.candidates import largest
-from tinyllm.trace.packing import MapCoding, code_maps, packed, thumbnails
-from tinyllm.trace.summary import attention_row, check, funnel, neuron_ids, sentence
+from tinyllm.trace.packing import MapCoding, coarse, code_maps, packed, thumbnails
+from tinyllm.trace.summary import check, funnel, neuron_ids, sentence, sources
 
 if TYPE_CHECKING:
+    from tinyllm.trace.attention import LayerAttention
     from tinyllm.trace.record import Trace
 
 LIMIT = 4_500_000
 """Bytes of a page; richer maps are tried first, poorer ones when they do not fit."""
 N_WHAT_IF = 256
 _BINS = 64
+_SAMPLES = 3
+_HOPEFUL = 1.05  # an estimate from samples may be that much too large
 
 
 def write_page(trace: Trace, path: str | Path, command: str = "") -> None:
@@ -38,10 +41,12 @@ def page(trace: Trace, command: str = "") -> str:
     """The page as one HTML text."""
     folder = files("tinyllm.trace")
     template, style, script = (folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
-    blocks = {name: packed(array) for name, array in _numbers(trace).items()}
-    room = LIMIT - len(template) - len(style) - len(script) - sum(map(len, blocks.values())) - 400_000
-    coding, maps = _fitting_maps(trace, room)
-    data = _texts(trace, command) | {"coding": coding.as_dict(), "shapes": _shapes(trace)}
+    with ThreadPoolExecutor() as pool:
+        arrays = _numbers(trace, pool)
+        blocks = dict(zip(arrays, pool.map(packed, arrays.values()), strict=True))
+        room = LIMIT - len(template) - len(style) - len(script) - sum(map(len, blocks.values())) - 400_000
+        coding, maps = _fitting_maps(trace, room, pool)
+        data = _texts(trace, command, pool) | {"coding": coding.as_dict(), "shapes": _shapes(trace)}
     parts = {
         "style": style,
         "title": _escaped(f"{trace.model_name}: a trace"),
@@ -60,31 +65,38 @@ def page(trace: Trace, command: str = "") -> str:
     return pieces[0] + "".join(parts[name] + rest for name, _, rest in (piece.partition("}}") for piece in pieces[1:]))
 
 
-def _fitting_maps(trace: Trace, room: int) -> tuple[MapCoding, dict[str, str]]:
+_LADDER = (
+    MapCoding(bits=6),
+    MapCoding(bits=4),
+    MapCoding(bits=4, least=0.004),
+    MapCoding(bits=4, top=8),
+    MapCoding(bits=4, top=8, every=2),
+    MapCoding(bits=4, top=8, every=2, last_queries=64),
+)
+"""From the richest coding to the poorest."""
+
+
+def _fitting_maps(trace: Trace, room: int, pool: ThreadPoolExecutor) -> tuple[MapCoding, dict[str, str]]:
     """Attention maps in the richest coding that fits, by element id."""
     present = [(i, layer) for i, layer in enumerate(trace.attention) if layer is not None]
-    n_values = sum(layer.n_heads for _, layer in present) * trace.n_tokens * (trace.n_tokens + 1) // 2
-    ladder = [
-        MapCoding(bits=6),
-        MapCoding(bits=4),
-        MapCoding(bits=4, least=0.004),
-        MapCoding(bits=4, top=8),
-        MapCoding(bits=4, top=8, every=2),
-        MapCoding(bits=4, top=8, every=2, last_queries=64),
-    ]
-    # Richer codings of many values would be thrown away after seconds of packing.
-    first = next((i for i, cost in enumerate((0.35, 0.22, 0.17)) if n_values * cost < room), 3)
-    for coding in ladder[first:]:
+    for coding in _LADDER:
         wanted = [(i, layer) for i, layer in present if (trace.n_layers - 1 - i) % coding.every == 0]
-        with ThreadPoolExecutor() as pool:
-            texts = pool.map(lambda item, coding=coding: packed(code_maps(item[1], coding)), wanted)
-            maps = {f"attn-{i}": text for (i, _), text in zip(wanted, texts, strict=True)}
+
+        def code(item: tuple[int, LayerAttention], coding: MapCoding = coding) -> str:
+            return packed(code_maps(item[1], coding))
+
+        # A few layers tell whether it is worth packing all.
+        samples = wanted[:: max(1, len(wanted) // _SAMPLES)]
+        estimate = sum(map(len, pool.map(code, samples))) * len(wanted) / max(1, len(samples))
+        if estimate > _HOPEFUL * room and coding is not _LADDER[-1]:
+            continue
+        maps = dict(zip((f"attn-{i}" for i, _ in wanted), pool.map(code, wanted), strict=True))
         if sum(map(len, maps.values())) <= room:
             break
     return coding, maps
 
 
-def _numbers(trace: Trace) -> dict[str, np.ndarray]:
+def _numbers(trace: Trace, pool: ThreadPoolExecutor) -> dict[str, np.ndarray]:
     """Arrays that the page reads, by element id; fractions are stored as whole numbers."""
     lens = trace.lens
     found = {
@@ -94,22 +106,25 @@ def _numbers(trace: Trace) -> dict[str, np.ndarray]:
         "lens-answer": _fixed(lens.answer_probs, 65535),
         "lens-entropy": _fixed(lens.entropy, 2000),
         "lens-kl": _fixed(lens.kl, 1000),
-        "norms": trace.norms.astype(np.float32),
-        "writes": trace.write_norms.astype(np.float32),
+        "norms": coarse(trace.norms),
+        "writes": coarse(trace.write_norms),
     }
     if present := [layer for layer in trace.attention if layer is not None]:
-        found["thumbs"] = np.concatenate([thumbnails(layer).ravel() for layer in present])
+        found["thumbs"] = np.concatenate(list(pool.map(lambda layer: thumbnails(layer).ravel(), present)))
         if all(layer.value_norms is not None for layer in present):
             norms = [layer.value_norms / max(1e-30, float(layer.value_norms.max())) for layer in present]
             found["value-norms"] = np.concatenate([_fixed(v, 65535).ravel() for v in norms])
         # Queries that chose a token are kept finely.
+        first = max(layer.first_query for layer in present)
         for i, position in enumerate(trace.positions):
+            if position < first:
+                continue
             rows = [np.sqrt(layer.probs[:, position - layer.first_query, : position + 1]) for layer in present]
             found[f"row-{i}"] = np.concatenate([np.rint(row * 255).astype(np.uint8).ravel() for row in rows])
     if trace.activations:
         found["active"] = np.stack([_fixed(a.active, 65535) for a in trace.activations.values()])
     stages = [s for s in trace.stages.values() if len(s.norm) == trace.n_tokens]
-    found["stages"] = np.stack([np.stack((s.norm, s.low, s.high)) for s in stages]).astype(np.float32)
+    found["stages"] = coarse(np.stack([np.stack((s.norm, s.low, s.high)) for s in stages]))
     for layer, router in trace.routers.items():
         found[f"router-{layer}"] = _fixed(router.probs, 65535)
     return found
@@ -133,20 +148,10 @@ def _shapes(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _texts(trace: Trace, command: str) -> dict[str, Any]:
+def _texts(trace: Trace, command: str, pool: ThreadPoolExecutor) -> dict[str, Any]:
     """Everything that is no packed array."""
-    attention = [
-        None
-        if layer is None
-        else {
-            "heads": layer.n_heads,
-            "kv": layer.n_kv_heads,
-            "window": trace.windows[i] or 0,
-            "first": layer.first_query,
-            **_head_statistics(trace, layer),
-        }
-        for i, layer in enumerate(trace.attention)
-    ]
+    sinks = trace.sinks
+    attention = pool.map(lambda layer: layer and _about_attention(trace, layer, sinks), trace.attention)
     p = trace.params
     settings = f"temperature {p.temperature:g}, top-k {p.top_k}, top-p {p.top_p:g}, min-p {p.min_p:g}"
     data = {
@@ -176,7 +181,7 @@ def _texts(trace: Trace, command: str) -> dict[str, Any]:
             }
             for i, token in enumerate(trace.tokens)
         ],
-        "attention": attention,
+        "attention": list(attention),
         "answers": trace.lens.answer.tolist(),
         "steps": [_step(trace, i) for i in range(len(trace.positions))],
         "checks": [
@@ -185,7 +190,7 @@ def _texts(trace: Trace, command: str) -> dict[str, Any]:
         ],
         "notes": trace.notes,
     }
-    data["pieces"] = {str(token): trace.piece[token].text for token in sorted(_mentioned(trace, data))}
+    data["pieces"] = {str(token): trace.piece[token] for token in sorted(_mentioned(trace, data))}
     return data
 
 
@@ -200,8 +205,7 @@ def _step(trace: Trace, i: int) -> dict[str, Any]:
         "centred": c.centred is not None,
         "check": check(trace, i),
         "looks": [
-            [[s["position"], s["share"]] for s in attention_row(trace, layer, position, None)["looks_at"]]
-            for layer in range(trace.n_layers)
+            [[t, round(share, 5)] for t, share in sources(trace, layer, position)] for layer in range(trace.n_layers)
         ],
         "neurons": {str(layer): neuron_ids(trace, layer, i) for layer in trace.neurons},
         "carriers": {str(layer): a.carriers[position].tolist() for layer, a in trace.activations.items()},
@@ -237,41 +241,40 @@ def _what_if(logits: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _head_statistics(trace: Trace, layer: Any) -> dict[str, list[float]]:
-    """Per head, over the queries that see more than one key: what a head is like. Sinks count as sinks only."""
-    n_queries, n_tokens = layer.probs.shape[1:]
-    queries = layer.first_query + np.arange(n_queries)
-    rows = queries >= 1
-    probs = layer.probs[:, rows].astype(np.float64)
-    queries = queries[rows]
-    if not len(queries):
-        return {}
-    sinks = list(trace.sinks)
-    sink = probs[:, :, sinks].sum(axis=2).mean(axis=1)
-    rest = probs.copy()
-    rest[:, :, sinks] = 0
-    rest /= np.maximum(rest.sum(axis=2, keepdims=True), 1e-9)
-    distance = queries[:, None] - np.arange(n_tokens)
+def _about_attention(trace: Trace, layer: LayerAttention, sinks: tuple[int, ...]) -> dict[str, Any]:
+    """How one layer attends, and what each of its heads is like: means over the queries that see more than one key.
+
+    Sinks count as sinks only.
+    """
+    about = {"heads": layer.n_heads, "kv": layer.n_kv_heads, "window": layer.window, "first": layer.first_query}
+    start = 0 if layer.first_query else 1
+    probs = layer.probs[:, start:]
+    n_queries, n_tokens = probs.shape[1:]
+    if not n_queries:
+        return about
+    queries = layer.first_query + start + np.arange(n_queries)
+    distance = np.maximum(queries[:, None] - np.arange(n_tokens), 0).astype(np.float32)
+    to_sinks = probs[:, :, sinks]
+    rest = np.maximum(probs.sum(axis=2) - to_sinks.sum(axis=2), 1e-9)
+    far = np.einsum("hqt,qt->hq", probs, distance) - np.einsum("hqs,qs->hq", to_sinks, distance[:, sinks])
     ids = np.array([token.id for token in trace.tokens[:n_tokens]])
     # Induction (Olsson et al. 2022): a query looks at what followed an earlier occurrence of its own token.
     earlier = (ids[queries][:, None] == np.roll(ids, 1)[None, :]) & (distance > 0)
     earlier[:, 0] = False
     repeats = earlier.any(axis=1)
-    induction = probs[:, repeats] * earlier[repeats]
-    return {
-        "entropy": _floats(np.nan_to_num(np.nanmean(_quiet(layer.entropy(tuple(sinks)))[:, rows], axis=1))),
-        "sink": _floats(sink),
-        "distance": _floats((rest * np.maximum(distance, 0)).sum(axis=2).mean(axis=1)),
-        "previous": _floats(probs[:, np.arange(len(queries)), queries - 1].mean(axis=1)),
-        "induction": _floats(induction.sum(axis=2).mean(axis=1)) if repeats.any() else [0.0] * layer.n_heads,
+    induction = np.einsum("hqt,qt->h", probs[:, repeats], earlier[repeats].astype(np.float32))
+    return about | {
+        "entropy": _floats(np.nan_to_num(np.nanmean(_quiet(layer.entropy(sinks)[:, start:]), axis=1))),
+        "sink": _floats(to_sinks.sum(axis=2).mean(axis=1)),
+        "distance": _floats((far / rest).mean(axis=1)),
+        "previous": _floats(probs[:, np.arange(n_queries), queries - 1].mean(axis=1)),
+        "induction": _floats(induction / max(1, np.count_nonzero(repeats))),
     }
 
 
 def _quiet(values: np.ndarray) -> np.ndarray:
     """Rows of NaN only (a head whose queries see nothing but sinks) count as 0."""
-    empty = np.isnan(values).all(axis=1)
-    values[empty] = 0
-    return values
+    return np.where(np.isnan(values).all(axis=1, keepdims=True), 0, values)
 
 
 def _mentioned(trace: Trace, data: dict[str, Any]) -> set[int]:

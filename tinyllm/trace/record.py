@@ -20,9 +20,11 @@ from tinyllm.model_info import FILE_TYPES
 from tinyllm.sampler import SamplingParams
 from tinyllm.sampling.record import Recorder, TokenRecord
 from tinyllm.trace.contributions import Contributions, contributions
-from tinyllm.trace.lens import Lens, OutputHead, read_lens
+from tinyllm.trace.lens import Lens, read_lens
 from tinyllm.trace.neurons import NEIGHBOUR_LIMIT, Neurons, neighbours, strongest
-from tinyllm.trace.observation import STAGES, Observation, Router, StageRange
+from tinyllm.trace.observation import STAGES, Observation, Router
+from tinyllm.trace.output_head import OutputHead
+from tinyllm.trace.stage_rows import Activations, StageRange
 from tinyllm.trace.tokens import TraceToken, describe_tokens, display
 
 if TYPE_CHECKING:
@@ -36,25 +38,13 @@ N_ALTERNATIVES = 10
 
 
 @dataclass(eq=False)
-class Activations:
-    """Feed-forward activations of one layer, per token: `active` share above a tenth of the row's largest magnitude;
-    `carriers` neurons that carry 50 and 90 % of the energy (int [T, 2], -1 where unknown); `index`, `value` of the
-    strongest ([T, 8])."""
-
-    active: np.ndarray
-    carriers: np.ndarray
-    index: np.ndarray
-    value: np.ndarray
-
-
-@dataclass(eq=False)
 class Trace:
     """One run, seen from the inside. T is the number of positions that ran: all tokens but the last generated one.
 
     `residual`: float32 [2 · n_layers + 1, T, n_embd], the stream behind the embedding and each half layer.
     `attention`: one entry per layer, None where a layer has none. `choices`: steps of the sampling, one for each token
     generated; step i was chosen from the logits at position `n_prompt - 1 + i` (`logits` float32 [n, n_vocab]).
-    `arrays`: stages that were kept, by (stage, layer).
+    `arrays`: stages that were kept, by (stage, layer). `piece`: any token of the vocabulary as it is shown.
     """
 
     model_name: str
@@ -80,7 +70,7 @@ class Trace:
     neighbours: dict[int, list[tuple[int, float]]]
     tied: bool
     windows: list[int]
-    piece: Mapping[int, TraceToken] = field(repr=False)
+    piece: Mapping[int, str] = field(repr=False)
     saved_layers: Collection[int] | None = None
     notes: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -184,7 +174,7 @@ def trace(
     times = {}
     started = perf_counter()
     try:
-        observation = Observation(model, sequence, {*stages, "ffn_act"}, len(ids) + max_tokens)
+        observation = Observation(model, sequence, stages, min(len(ids) + max_tokens, model.n_ctx))
         generation = generate(
             model, ids, max_tokens=max_tokens, params=params, sequence=sequence, recorder=recorder,
             logprobs=N_ALTERNATIVES, **sampling,
@@ -195,7 +185,6 @@ def trace(
                 steps.append(step)
                 observation.start()
         times["run"] = perf_counter() - started
-        ran = list(sequence.tokens)
         attention = observation.attention.layers()
     finally:
         sequence.release()
@@ -209,8 +198,7 @@ def trace(
         lens = read_lens(head, states, [*ids, *(step.token for step in steps)], chosen, lens_budget_s)
         times["lens"] = lens.seconds
         began = perf_counter()
-        acts = {i: a for i in range(model.config.n_layers) if (a := observation.array("ffn_act", i)) is not None}
-        neurons = strongest(model, head, {i: a[list(chosen)] for i, a in acts.items() if len(a) == len(ran)})
+        neurons = strongest(model, head, {i: a[-len(chosen) :] for i, a in observation.last_activations().items()})
     times["neurons"] = perf_counter() - began
     size = model.config.n_vocab * model.config.n_embd
     began = perf_counter()
@@ -227,7 +215,7 @@ def trace(
     kept = {
         key: value
         for key, value in observation.kept_stages().items()
-        if (key[0] != "ffn_act" or "ffn_act" in stages) and (layers is None or key[1] is None or key[1] in layers)
+        if layers is None or key[1] is None or key[1] in layers
     }
     pieces = describe_tokens(model.tokenizer, ids, [step.token for step in steps], traced)
     return Trace(
@@ -242,7 +230,7 @@ def trace(
         attention=attention,
         stages=observation.stages(),
         arrays=kept,
-        activations={i: Activations(*parts) for i, parts in observation.neurons().items()},
+        activations=observation.activations(),
         neurons=neurons,
         routers=observation.routers(),
         lens=lens,
@@ -263,23 +251,23 @@ def trace(
     )
 
 
-class _Pieces(dict[int, TraceToken]):
-    """Tokens for display, described when they are met."""
+class _Pieces(dict[int, str]):
+    """Tokens as they are shown, spelled when they are met."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
 
-    def __missing__(self, token: int) -> TraceToken:
-        data = self._tokenizer.token_bytes(token)
-        self[token] = TraceToken(token, display(data), data, self._tokenizer.is_control(token))
+    def __missing__(self, token: int) -> str:
+        self[token] = display(self._tokenizer.token_bytes(token))
         return self[token]
 
 
-def _prompt_ids(model: Model, prompt: Any, template: Any) -> tuple[str | list[int], TracedText | None]:
-    """What `generate` takes, and the text as a chat template wrote it."""
-    if isinstance(prompt, str | bytes) or not prompt or not isinstance(prompt[0], Mapping):
-        if isinstance(prompt, str | bytes):
-            prompt = model.tokenizer.encode(prompt)
+def _prompt_ids(model: Model, prompt: Any, template: Any) -> tuple[list[int], TracedText | None]:
+    """The ids to run, and the text as a chat template wrote it."""
+    if isinstance(prompt, str | bytes):
+        return model.tokenizer.encode(prompt), None
+    prompt = list(prompt)
+    if not prompt or not isinstance(prompt[0], Mapping):
         return prompt, None
     from tinyllm.chat_format import fold_system
     from tinyllm.generate import prepare_conversation

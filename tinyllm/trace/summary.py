@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +19,12 @@ def sentence(trace: Trace, step: int = 0) -> str:
     """One step in words: what was said, how sure the model was, since when it led, and who wrote it."""
     position = trace.positions[step]
     choice = trace.contributions[step]
-    piece = trace.piece[choice.token].text
+    piece = trace.piece[choice.token]
     final = trace.lens.top_ids[-1, position]
     prob = float(trace.lens.answer_probs[-1, position])
     rank = int(trace.lens.ranks[-1, position])
     others = [(int(t), float(p)) for t, p in zip(final, trace.lens.top_probs[-1, position], strict=True)]
-    other = next((trace.piece[t].text, p) for t, p in others if t != choice.token)
+    other = next((trace.piece[t], p) for t, p in others if t != choice.token)
     verb = "said" if trace.steps else "would say"
     text = f"After {position + 1} tokens the model {verb} `{piece}` ({percent(prob)}"
     text += (
@@ -103,8 +104,8 @@ def neuron_rows(trace: Trace, layer: int, step: int) -> list[dict[str, Any]]:
             "neuron": int(index),
             "activation": _rounded(value),
             "strength": _rounded(strength),
-            "promotes": [trace.piece[int(t)].text for t in up],
-            "suppresses": [trace.piece[int(t)].text for t in down],
+            "promotes": [trace.piece[int(t)] for t in up],
+            "suppresses": [trace.piece[int(t)] for t in down],
         }
         for index, value, strength, up, down in zip(
             found.index, found.activation, found.strength, found.promoted, found.suppressed, strict=True
@@ -129,32 +130,49 @@ def attention_row(trace: Trace, layer: int, position: int, heads: Sequence[int] 
         return {"entropy": None, "entropy_without_sinks": None, "sink": None, "looks_at": []}
     chosen = list(range(attention.n_heads)) if heads is None else list(heads)
     query = position - attention.first_query
-    shares = attention.probs[chosen, query].mean(axis=0, dtype=np.float64)
-    first, end = attention.visible(position)
-    sinks = [t for t in trace.sinks if first <= t < end and t != position]
-    sink = float(shares[sinks].sum()) if sinks else None
-    if attention.sink_mass is not None:
-        sink = (sink or 0.0) + float(attention.sink_mass[chosen, query].mean())
-    others = shares.copy()
-    others[sinks] = -1
-    best = [int(t) for t in np.argsort(-others[:end], kind="stable")[:N_SOURCES] if others[t] > 0]
-    one = attention_at(attention, query)
+    sink = sink_share(trace, layer, position, chosen)
+    one = replace(attention, probs=attention.probs[chosen, query : query + 1], first_query=position)
     return {
         "heads": chosen,
         "kv_heads": attention.n_kv_heads,
-        "entropy": [_number(v) for v in one.entropy()[chosen, 0]],
-        "entropy_without_sinks": [_number(v) for v in one.entropy(tuple(sinks))[chosen, 0]],
+        "entropy": [_number(v) for v in one.entropy()[:, 0]],
+        "entropy_without_sinks": [_number(v) for v in one.entropy(_sinks_seen(trace, layer, position))[:, 0]],
         "sink": None if sink is None else _rounded(sink),
-        "looks_at": [{"position": t, "token": trace.tokens[t].text, "share": _rounded(shares[t])} for t in best],
+        "looks_at": [
+            {"position": t, "token": trace.tokens[t].text, "share": _rounded(share)}
+            for t, share in sources(trace, layer, position, chosen)
+        ],
     }
 
 
-def attention_at(attention: Any, query: int) -> Any:
-    """The same attention with one query's row only."""
-    from dataclasses import replace
+def sources(
+    trace: Trace, layer: int, position: int, heads: Sequence[int] | slice = slice(None)
+) -> list[tuple[int, float]]:
+    """The positions that a layer looks at most from a position, sinks apart, with their mean shares, best first."""
+    attention = trace.attention[layer]
+    if attention is None or position < attention.first_query:
+        return []
+    shares = attention.probs[heads, position - attention.first_query, : position + 1].mean(axis=0)
+    others = shares.copy()
+    others[list(_sinks_seen(trace, layer, position))] = -1
+    best = np.argsort(-others, kind="stable")[:N_SOURCES]
+    return [(int(t), float(shares[t])) for t in best if others[t] > 0]
 
-    row = attention.probs[:, query : query + 1]
-    return replace(attention, probs=row, first_query=attention.first_query + query)
+
+def sink_share(trace: Trace, layer: int, position: int, heads: Sequence[int]) -> float | None:
+    """What the mean of the heads gives to sinks that are tokens, and to learned ones; None where there are none."""
+    attention = trace.attention[layer]
+    query, sinks = position - attention.first_query, _sinks_seen(trace, layer, position)
+    share = float(attention.probs[heads, query][:, list(sinks)].sum(axis=1).mean()) if sinks else None
+    if attention.sink_mass is not None:
+        share = (share or 0.0) + float(attention.sink_mass[heads, query].mean())
+    return share
+
+
+def _sinks_seen(trace: Trace, layer: int, position: int) -> tuple[int, ...]:
+    """Sinks that a position sees in a layer, itself apart."""
+    first, end = trace.attention[layer].visible(position)
+    return tuple(t for t in trace.sinks if first <= t < end and t != position)
 
 
 def _lens_row(trace: Trace, state: int, position: int) -> dict[str, Any]:
@@ -163,7 +181,7 @@ def _lens_row(trace: Trace, state: int, position: int) -> dict[str, Any]:
         return {"lens": None, "rank": None, "entropy_bits": None}
     return {
         "lens": [
-            {"id": int(token), "token": trace.piece[int(token)].text, "probability": _rounded(p)}
+            {"id": int(token), "token": trace.piece[int(token)], "probability": _rounded(p)}
             for token, p in zip(lens.top_ids[state, position], lens.top_probs[state, position], strict=True)
         ],
         "rank": int(lens.ranks[state, position]),
@@ -186,7 +204,7 @@ def funnel(trace: Trace, step: int, n: int = 20) -> dict[str, Any]:
                 "after": stage.n_after,
                 "kept": _rounded(stage.kept_mass),
                 "candidates": [
-                    {"id": int(t), "token": trace.piece[int(t)].text, "before": _rounded(a), "after": _rounded(b)}
+                    {"id": int(t), "token": trace.piece[int(t)], "before": _rounded(a), "after": _rounded(b)}
                     for t, a, b in zip(stage.ids[:n], stage.probs_before[:n], stage.probs_after[:n], strict=True)
                 ],
             }
@@ -196,7 +214,7 @@ def funnel(trace: Trace, step: int, n: int = 20) -> dict[str, Any]:
         "stages": stages,
         "draw": {
             "candidates": [
-                {"id": int(t), "token": trace.piece[int(t)].text, "probability": _rounded(p)}
+                {"id": int(t), "token": trace.piece[int(t)], "probability": _rounded(p)}
                 for t, p in zip(draw.ids[:n], draw.probs[:n], strict=True)
             ],
             "n": draw.n,
@@ -289,10 +307,10 @@ def as_dict(
             {
                 "position": trace.positions[i],
                 "token": step.token,
-                "text": trace.piece[step.token].text,
+                "text": trace.piece[step.token],
                 "logprob": step.logprob,
                 "alternatives": [
-                    {"id": t, "token": trace.piece[t].text, "logprob": _rounded(p)} for t, p in step.top_logprobs
+                    {"id": t, "token": trace.piece[t], "logprob": _rounded(p)} for t, p in step.top_logprobs
                 ],
                 "sampling": funnel(trace, i),
                 "contributions": _contributions(trace, i),
@@ -300,7 +318,7 @@ def as_dict(
             for i, step in enumerate(trace.steps)
         ],
         "neighbours": {
-            str(token): [{"id": t, "token": trace.piece[t].text, "cosine": _rounded(c)} for t, c in near]
+            str(token): [{"id": t, "token": trace.piece[t], "cosine": _rounded(c)} for t, c in near]
             for token, near in trace.neighbours.items()
         },
         "checks": {"attention_error": trace.attention_error, "lens_complete": trace.lens.complete},
