@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tinyllm_cli import render
+from tinyllm_cli.experiment_output import SvgFile, progress, write_picture
 from tinyllm_cli.loading import load_model, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL, ModelOptions
 from tinyllm_cli.text import size
@@ -41,13 +44,15 @@ def perplexity(
     cache_type: Annotated[
         str, typer.Option("--cache-type", help="Numbers of the KV cache: f32, f16 or q8_0.", metavar="TYPE")
     ] = "f16",
+    svg: SvgFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of JSON objects.")] = False,
 ) -> None:
     """Measure how well models predict a text.
 
     The protocol is that of llama-perplexity: windows without overlap, each from an empty cache, whose second half is
-    scored. With several models of one vocabulary there are also the mean KL divergence from the first one's
-    distributions and how often both prefer the same token. Bits per byte can be compared between tokenizers.
+    scored. Models of one vocabulary, as quantizations of one model are, are also compared with the first: the change of
+    the perplexity, the KL divergence from its distributions (mean, and what one token in a hundred is beyond), and how
+    often both prefer the same token. Bits per byte can be compared between vocabularies.
     """
     from tinyllm.perplexity import measure
 
@@ -56,43 +61,66 @@ def perplexity(
     n_ctx = min(len(text) + 8, MOST_TOKENS) if full else window
     options = ModelOptions(threads=threads, cache_type=cache_type, ctx_size=n_ctx)
     models = [load_model(replace(options, model=name)) for name in model]
-    with usage_errors():
-        scores = measure(models, text, None if full else window, _progress)
+    with usage_errors(), progress() as tell:
+        scores = measure(
+            models, text, None if full else window, lambda done, total: tell(f"window {done + 1} of {total}")
+        )
+    rows = [as_object(m, s) for m, s in zip(models, scores, strict=True)]
+    write_picture(svg, lambda: _picture(rows, file.name))
     if as_json:
-        print(json.dumps([as_object(m, s) for m, s in zip(models, scores, strict=True)]))
+        print(json.dumps(rows))
         return
-    _print_table(models, scores)
-
-
-def _progress(done: int, total: int) -> None:
-    if total > 1 and not done:
-        render.note(f"{total} windows")
+    _print_table(rows)
+    if others := [row["model"] for row in rows[1:] if not row["same_vocabulary"]]:
+        render.note(
+            f"KL is not defined between vocabularies: {', '.join(others)} and {rows[0]['model']} can be compared by "
+            "bits per byte"
+        )
 
 
 def as_object(model: Model, score: Score) -> dict[str, Any]:
-    """What `--json` prints for one model."""
+    """What `--json` prints for one model; null where there is no first model of the same vocabulary to compare with."""
+    from tinyllm.model_info import describe
+
+    info = describe(model.file)
+    ratio, ratio_error = score.log_ratio or (None, None)
     return {
         "model": model.path.name,
         "size": os.path.getsize(model.path),
+        "bits_per_weight": round(8 * info.weight_bytes / info.parameters, 3),
         "perplexity": round(score.perplexity, 5),
         "error": round(score.error, 5),
         "bits_per_byte": round(score.bits_per_byte, 5),
         "scored": score.n_scored,
+        "same_vocabulary": score.first is not None,
+        "log_ratio": ratio,
+        "log_ratio_error": ratio_error,
         "mean_kl": score.mean_kl,
+        "kl_99": score.kl_99,
         "agreement": score.agreement,
         "tok_s": round(score.n_computed / score.seconds, 2),
     }
 
 
-def _print_table(models: list[Model], scores: list[Score]) -> None:
-    compared = any(score.mean_kl is not None for score in scores)
-    headers = ["model", "size", "perplexity", "±", "bits/byte", "tok/s"] + ["KL", "same first"] * compared
-    rows = []
-    for row in (as_object(m, s) for m, s in zip(models, scores, strict=True)):
-        cells = [row["model"], size(row["size"]), f"{row['perplexity']:.4f}", f"{row['error']:.3f}"]
-        cells += [f"{row['bits_per_byte']:.4f}", f"{row['tok_s']:.0f}"]
-        if compared:
-            known = row["mean_kl"] is not None
-            cells += [f"{row['mean_kl']:.5f}", f"{100 * row['agreement']:.1f} %"] if known else ["", ""]
-        rows.append(cells)
-    render.table(headers, rows, right=range(1, len(headers)))
+def _picture(rows: Sequence[dict[str, Any]], text: str) -> str:
+    from tinyllm.experiments.quantizations import Point, picture
+
+    one_vocabulary = all(row["same_vocabulary"] for row in rows[1:])
+    measure = "perplexity" if one_vocabulary else "bits_per_byte"
+    return picture([Point(Path(row["model"]).stem, row["size"], row[measure]) for row in rows], one_vocabulary, text)
+
+
+def _print_table(rows: Sequence[dict[str, Any]]) -> None:
+    headers = ["model", "size", "bits/weight", "perplexity", "±", "bits/byte", "tok/s"]
+    compared = any(row["same_vocabulary"] for row in rows)
+    headers += ["change", "±", "KL", "KL 99 %", "same first"] * compared
+    lines = []
+    for row in rows:
+        cells = [row["model"], size(row["size"]), f"{row['bits_per_weight']:.2f}", f"{row['perplexity']:.4f}"]
+        cells += [f"{row['error']:.3f}", f"{row['bits_per_byte']:.4f}", f"{row['tok_s']:.0f}"]
+        if row["same_vocabulary"]:
+            # For small changes, the logarithm of a ratio is the change in hundreds of percents.
+            cells += [f"{100 * math.expm1(row['log_ratio']):+.2f} %", f"{100 * row['log_ratio_error']:.2f}"]
+            cells += [f"{row['mean_kl']:.5f}", f"{row['kl_99']:.4f}", f"{100 * row['agreement']:.1f} %"]
+        lines.append(cells + [""] * (len(headers) - len(cells)))
+    render.table(headers, lines, right=range(1, len(headers)))

@@ -27,7 +27,8 @@ class Score:
     """One model's result: `nll` float64 [n_scored] in nats, in the order of the text; `n_bytes` of the scored tokens.
 
     `kl`: KL(first model ‖ this one) in nats per scored token, and `same_first`: whether both have the same likeliest
-    token; empty for the first model, and where the vocabularies differ. `seconds` counts the model's own work.
+    token. `first` is the first model's score where these are there: they are not defined for the first model itself,
+    and where vocabularies differ. `seconds` counts the model's own work.
     """
 
     nll: list[np.ndarray] = field(default_factory=list)
@@ -36,6 +37,7 @@ class Score:
     n_bytes: int = 0
     n_computed: int = 0
     seconds: float = 0.0
+    first: Score | None = None
 
     @property
     def n_scored(self) -> int:
@@ -60,6 +62,20 @@ class Score:
     @property
     def mean_kl(self) -> float | None:
         return float(np.concatenate(self.kl).mean()) if self.kl else None
+
+    @property
+    def kl_99(self) -> float | None:
+        """The divergence that one token in a hundred is beyond: how bad the bad ones are."""
+        return float(np.quantile(np.concatenate(self.kl), 0.99)) if self.kl else None
+
+    @property
+    def log_ratio(self) -> tuple[float, float] | None:
+        """ln(perplexity / the first model's) and its standard error, which is small: both see the same tokens."""
+        if self.first is None:
+            return None
+        change = np.concatenate(self.nll) - np.concatenate(self.first.nll)
+        error = float(change.std(ddof=1)) / math.sqrt(len(change)) if len(change) > 1 else math.nan
+        return float(change.mean()), error
 
     @property
     def agreement(self) -> float | None:
@@ -96,6 +112,8 @@ def measure(
     scores = [Score() for _ in models]
     same_vocabulary = [own == ids[0] and model.config.n_vocab == models[0].config.n_vocab
                        for own, model in zip(ids, models, strict=True)]  # fmt: skip
+    for score, same in zip(scores[1:], same_vocabulary[1:], strict=True):
+        score.first = scores[0] if same else None
     plans = [_plan(model, own, window) for model, own in zip(models, ids, strict=True)]
     n_windows = max(map(len, plans))
     for number in range(n_windows):

@@ -5,7 +5,6 @@ After Liu et al. 2023 ("Lost in the Middle: How Language Models Use Long Context
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -255,9 +254,10 @@ def picture(probes: Sequence[Probe], model_name: str) -> str:
         Series(f"{length} tokens", [(100 * depth, cell(probes, length, depth).log_prob) for depth in depths])
         for length in lengths
     ]
-    absent = absent_log_prob(probes)
-    if not math.isclose(depths[0], depths[-1]):
-        series.append(Series("not in the text", [(100 * depths[0], absent), (100 * depths[-1], absent)], theory=True))
+    if depths[0] < depths[-1]:
+        absent = absent_log_prob(probes)
+        ends = [(100 * depths[0], absent), (100 * depths[-1], absent)]
+        series.insert(0, Series("not in the text", ends, theory=True))
     return line_chart(
         f"Where {model_name} finds a fact",
         series,
