@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -140,6 +143,34 @@ def test_there_are_command_lines_and_wrong_ones_are_noticed():
     for wrong in (["walk"], ["run", "--no-such-option"], ["show", "one", "two"], ["bench", "-p"]):
         with pytest.raises(Exception):  # noqa: B017 (Typer's exceptions have no public names)
             check_command(wrong)
+
+
+def shown_commands(text: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Command lines of consoles with what is shown of their output, in pieces between marks of what was left out."""
+    for kind, block in _FENCE.findall(text):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:] if kind == "console" else ():
+            command, _, output = part.partition("\n")
+            yield (
+                shlex.split(command)[1:],
+                [piece for piece in re.split(r"^\[…\]\n", output, flags=re.MULTILINE) if piece],
+            )
+
+
+@pytest.mark.model
+def test_the_journey_shows_what_commands_print(smollm2_path):
+    """Those whose output is the same on every machine and needs no second model."""
+    exact = ("show", "tokenize", "embed", "experiment memory")
+    shown = list(shown_commands((ROOT / "docs" / "journey.md").read_text()))
+    chosen = [(a, pieces) for a, pieces in shown if " ".join(a).startswith(exact) and "--compare" not in a]
+    assert len(chosen) >= 5
+    wide = os.environ | {"COLUMNS": "100"}
+    for arguments, pieces in chosen:
+        command = [sys.executable, "-m", "tinyllm_cli.main", *arguments]
+        output = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, env=wide).stdout
+        at = 0
+        for piece in pieces:
+            assert piece in output[at:], (arguments, piece, output)
+            at = output.index(piece, at) + len(piece)
 
 
 @pytest.mark.model
