@@ -6,9 +6,9 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 
@@ -19,10 +19,7 @@ from tinyllm_cli.option_groups import option_groups
 from tinyllm_cli.options import ModelOptions, SamplingOptions
 from tinyllm_cli.prompt_input import clean, read_prompt, unescape
 
-if TYPE_CHECKING:
-    from tinyllm.model import Model
-    from tinyllm.trace import Trace
-
+LANGUAGES = ("en", "zh")
 LENS_BUDGET_S = 1.5
 
 
@@ -66,6 +63,9 @@ def trace(
         str | None, typer.Option("--save", help="Write the arrays of all stages (NumPy archive).", metavar="FILE.npz")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    language: Annotated[
+        str, typer.Option("--lang", help=f"Language of page and rows: {' or '.join(LANGUAGES)}.", metavar="NAME")
+    ] = LANGUAGES[0],
     *,
     sampling: SamplingOptions,
     engine: ModelOptions,
@@ -77,7 +77,9 @@ def trace(
     """
     from tinyllm.trace import trace as run_trace
     from tinyllm.trace.observation import STAGES
+    from tinyllm.trace.page import write_page
     from tinyllm.trace.summary import as_dict
+    from tinyllm.trace.texts import say
 
     with usage_errors():
         params = sampling.params()
@@ -87,6 +89,8 @@ def trace(
             raise InvalidParameterError("there is no prompt: give it as an argument, with --file or on standard input")
         if raw and (system is not None or chat_template is not None):
             raise InvalidParameterError("--raw uses no chat template: --system and --chat-template have no place in it")
+        if language not in LANGUAGES:
+            raise InvalidParameterError(f"--lang {language}: choose from {', '.join(LANGUAGES)}")
         chosen_stages = parse_names("--stages", stages, STAGES)
     model = load_model(engine)
     template = None if raw else load_template(chat_template, model)
@@ -108,26 +112,30 @@ def trace(
     position = found.positions[0] if token is None else token
     if position >= found.n_tokens:
         raise InvalidParameterError(f"--token {position}: the positions that ran are 0 to {found.n_tokens - 1}")
-    for path, write in ((html, _write_page), (save, lambda found, path, model: found.save(path))):
-        if path is not None:
-            try:
-                write(found, Path(path), model)
-            except OSError as error:
-                raise TinyLLMError(f"{path}: {error.strerror or error}") from None
+    shown = {"language": language, "layers": chosen_layers, "heads": chosen_heads, "selected": position}
+    with file_errors(html):
+        if html is not None:
+            write_page(found, html, shlex.join(["tinyllm", *sys.argv[1:]]), **shown)
+    with file_errors(save):
+        if save is not None:
+            found.save(save)
     if as_json:
         print(json.dumps(as_dict(found, position, chosen_layers, chosen_heads, chosen_stages), ensure_ascii=False))
         return
     from tinyllm_cli import trace_view
 
-    trace_view.show(found, position, layers, chosen_layers, chosen_heads, chosen_stages)
+    trace_view.show(found, position, layers, chosen_layers, chosen_heads, chosen_stages, language)
     if html is None and save is None:
-        render.note("attention maps and all tokens: --html FILE; arrays: --save FILE.npz")
+        render.note(say(language, "view_hint"))
 
 
-def _write_page(found: Trace, path: Path, model: Model) -> None:
-    from tinyllm.trace.page import write_page
-
-    write_page(found, path, command=shlex.join(["tinyllm", *sys.argv[1:]]))
+@contextmanager
+def file_errors(path: str | None) -> Iterator[None]:
+    """Files that cannot be written are told in one line."""
+    try:
+        yield
+    except OSError as error:
+        raise TinyLLMError(f"{path}: {error.strerror or error}") from None
 
 
 def _messages(system: str | None, question: str) -> list[dict[str, str]]:

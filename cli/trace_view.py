@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from tinyllm.trace.summary import check, funnel, layer_rows, sentence, stage_rows
+from tinyllm.trace.texts import say
 from tinyllm_cli import render
 from tinyllm_cli.text import one_line
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from tinyllm.trace import Trace
 
 BARS = "▁▂▃▄▅▆▇█"
-PLAIN = str.maketrans("▁▂▃▄▅▆▇█·…Σ−⏎⇥␍‖⟨⟩×≥", "12345678.~S-//r|<>x>")
+PLAIN = str.maketrans("▁▂▃▄▅▆▇█·…Σ−⏎⇥␍‖⟨⟩×≥（）：；，。", "12345678.~S-//r|<>x>():;,.")
 WIDE = 112
 """From here on there is room for heads, contributions and times."""
 FIRST, LAST, MOST = 2, 6, 18
@@ -32,40 +34,43 @@ def show(
     layers: Sequence[int] | None,
     heads: Sequence[int] | None,
     stages: Sequence[str],
+    language: str,
 ) -> None:
     """Print a trace. `layers_text` None: layers between which nothing changes are left out."""
     console = render.out()
     width = console.width if sys.stdout is not None and sys.stdout.isatty() else 80
-    page = _Page(width)
+    page = _Page(width, language)
+    say = page.say
     attention = next((layer for layer in trace.attention if layer is not None), None)
-    facts = [f"{trace.model_name} {trace.quantization}", f"{trace.n_layers} layers"]
+    facts = [f"{trace.model_name} {trace.quantization}", say("view_layers", n=trace.n_layers)]
     if attention is not None:
-        facts.append(f"{attention.n_heads} heads on {attention.n_kv_heads} KV")
-    facts.append(f"{trace.n_prompt} tokens + {len(trace.steps)} generated")
-    page.line(" | ".join(facts), "bold")
-    page.wrapped(sentence(trace))
+        facts.append(say("view_heads", n=attention.n_heads, kv=attention.n_kv_heads))
+    facts.append(say("view_tokens", n=trace.n_prompt, m=len(trace.steps)))
+    page.wrapped(" | ".join(facts), "bold")
+    page.wrapped(sentence(trace, 0, language))
     _tokens(page, trace, position)
     rows = layer_rows(trace, position, layers, heads)
     page.line()
-    page.line(_label(trace, position), "dim")
+    page.line(_label(page, trace, position), "dim")
     _layers(page, trace, rows, cut=layers_text is None)
     if trace.steps:
         page.line()
         _steps(page, trace)
     if position in trace.positions:
-        page.wrapped(check(trace, trace.positions.index(position)), "dim")
+        page.wrapped(check(trace, trace.positions.index(position), language), "dim")
     if stages:
         page.line()
         _stages(page, stage_rows(trace, position, stages, range(trace.n_layers) if layers is None else layers))
     for note in trace.notes:
-        render.note(note)
+        render.note(note.text(language))
 
 
 class _Page:
     """Lines of a known width on stdout, in the characters that its encoding has."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, language: str):
         self.width = width
+        self.say = partial(say, language)
         try:
             (BARS + "·Σ").encode(sys.stdout.encoding or "ascii")
             self.plain = False
@@ -86,10 +91,10 @@ class _Page:
             self.line(line)
 
 
-def _label(trace: Trace, position: int) -> str:
-    behind = trace.tokens[position + 1] if position + 1 < len(trace.tokens) else None
-    text = f"at {position} {trace.tokens[position].text}, which predicts {position + 1}"
-    return text + (f" {behind.text}" if behind is not None else "")
+def _label(page: _Page, trace: Trace, position: int) -> str:
+    behind = trace.tokens[position + 1].text if position + 1 < len(trace.tokens) else ""
+    following = f"{position + 1} {behind}".rstrip()
+    return page.say("view_at", i=position, token=trace.tokens[position].text, next=following)
 
 
 def _tokens(page: _Page, trace: Trace, position: int) -> None:
@@ -102,7 +107,7 @@ def _tokens(page: _Page, trace: Trace, position: int) -> None:
     before = -1
     for i in shown:
         if i != before + 1:
-            cells.append((f"… {i - before - 1} more …", "dim"))
+            cells.append((page.say("view_more", n=i - before - 1), "dim"))
         token, before = trace.tokens[i], i
         mark = "+" if token.generated else " "
         style = "bold" if i == position else "cyan" if token.control else "dim" if token.template else ""
@@ -123,35 +128,33 @@ def _layers(page: _Page, trace: Trace, rows: list[dict[str, Any]], cut: bool) ->
     largest = sorted(writes)[int(0.95 * (len(writes) - 1))] if writes else 1.0
     n_heads = max((len(row.get("entropy") or ()) for row in rows), default=0)
     heads = _head_width(rows) if wide and 0 < n_heads <= MAX_HEADS else 0
-    names = ["layer", "|h|", "+attn", "+ffn"]
-    widths = [5, 5, 5, 4]
+    say = page.say
+    # Numbers are flush right, words flush left.
+    front = [(say("layer"), -5), ("|h|", -5), ("+attn", -5), ("+ffn", -4)]
     if heads:
-        names.append("heads: entropy")
-        widths.append(max(heads, 14))
-    tail = [("lens", 12)] + ([("2nd", 12)] if wide else []) + [("p", 4), ("rank", 5)]
-    tail += [("+logit", 7), ("ms", 6)] if wide else []
-    used = sum(w + 1 for w in widths) + 1 + sum(w + 1 for _, w in tail)
-    look = max(16, page.width - used)
-    header = " ".join(n.rjust(w) if i != 4 else n.ljust(w) for i, (n, w) in enumerate(zip(names, widths, strict=True)))
-    header += "  " + "looks at (sink apart)".ljust(look - 1)
-    for name, w in tail:
-        header += " " + (name.ljust(w) if name in ("lens", "2nd") else name.rjust(w))
-    page.line(header, "dim")
+        heads = max(heads, cell_len(say("view_entropy")))
+        front.append((say("view_entropy"), heads))
+    tail = [(say("view_lens"), 12), *([(say("view_second"), 12)] if wide else []), ("p", -4), (say("view_rank"), -5)]
+    tail += [("+logit", -7), ("ms", -6)] if wide else []
+    look = max(16, page.width - sum(abs(w) + 1 for _, w in (*front, *tail)) - 1)
+    header = [_cell(*column) for column in (*front, (f" {say('view_looks_at')}", look), *tail)]
+    page.line(" ".join(header), "dim")
     shown = _selection(rows) if cut else list(range(len(rows)))
     before = -1
     for i in shown:
         if i != before + 1:
-            page.line(f"    … {_counted(i - before - 1, 'layer')}, the lead does not change …", "dim")
+            n = i - before - 1
+            page.line(f"    {say('view_cut_one' if n == 1 else 'view_cut', n=n)}", "dim")
         before, row = i, rows[i]
         line = Text()
-        line.append(str(row["layer"]).rjust(5))
+        line.append(str(row["layer"]).rjust(max(5, cell_len(say("layer")))))
         line.append(f" {_size(row['norm']):>5}")
         for key, w in (("attn_write", 5), ("ffn_write", 4)):
             line.append(" " + (_bar(row[key] / largest) if key in row else "").rjust(w), "blue")
         if heads:
-            line.append(" " + _heads(row).ljust(widths[4]), "cyan")
-        line.append("  " + _fit(_sources(row, look - 1), look - 1))
-        _lens_cells(line, row, wide)
+            line.append(" " + _heads(row).ljust(heads), "cyan")
+        line.append("  " + _fit(_sources(page, row, look - 1), look - 1))
+        _lens_cells(page, line, row, wide)
         page.line(line)
 
 
@@ -166,9 +169,9 @@ def _selection(rows: list[dict[str, Any]]) -> list[int]:
     return sorted(keep)
 
 
-def _lens_cells(line: Text, row: dict[str, Any], wide: bool) -> None:
+def _lens_cells(page: _Page, line: Text, row: dict[str, Any], wide: bool) -> None:
     if not row["lens"]:
-        line.append(" not read", "dim")
+        line.append(f" {page.say('not_read')}", "dim")
         return
     first = row["lens"][0]
     # Tied embeddings make the model "predict" its input before the first layer: no news.
@@ -184,11 +187,11 @@ def _lens_cells(line: Text, row: dict[str, Any], wide: bool) -> None:
         line.append(f" {row['ms']:6.2f}" if "ms" in row else "", "dim")
 
 
-def _sources(row: dict[str, Any], width: int) -> str:
+def _sources(page: _Page, row: dict[str, Any], width: int) -> str:
     """Where attention looks, as much of it as fits."""
     if "looks_at" not in row:
         return ""
-    text = "" if row["sink"] is None else f"sink {100 * row['sink']:.0f}%"
+    text = "" if row["sink"] is None else page.say("view_sink", n=f"{100 * row['sink']:.0f}")
     if row.get("window"):
         text = f"w{row['window']} {text}".rstrip()
     for source in row["looks_at"]:
@@ -222,27 +225,37 @@ def _steps(page: _Page, trace: Trace) -> None:
                 if cell_len(line.plain) + cell_len(cell) <= page.width:
                     line.append(cell, "dim")
         page.line(line)
-        page.line(f"      {_funnel_words(trace, i)}", "dim")
+        page.line(f"      {_funnel_words(page, trace, i)}", "dim")
 
 
-def _funnel_words(trace: Trace, step: int) -> str:
+def _funnel_words(page: _Page, trace: Trace, step: int) -> str:
     """`top_k 40 > min_p .05 keeps 3 > temperature .8 > u=.31`."""
     found = funnel(trace, step, 1)
     words = []
     for stage in found["stages"]:
         setting = "" if stage["setting"] is None else f" {_plain_number(stage['setting'])}"
-        keeps = f" keeps {stage['after']}" if stage["after"] < stage["before"] and stage["stage"] != "top_k" else ""
-        words.append(f"{_SHORT.get(stage['stage'], stage['stage'])}{setting}{keeps}")
+        cuts = stage["after"] < stage["before"] and stage["stage"] != "top_k"
+        keeps = " " + page.say("view_keeps", n=stage["after"]) if cuts else ""
+        words.append(f"{_stage_name(page, stage['stage'])}{setting}{keeps}")
     u = found["draw"]["u"]
-    words.append("greedy" if u is None else f"u={_share(u)}")
+    words.append(page.say("greedy") if u is None else f"u={_share(u)}")
     return " > ".join(words)
 
 
-_SHORT = {"top_k": "top-k", "top_p": "top-p", "min_p": "min-p", "temperature": "temp", "typ_p": "typical"}
+def _stage_name(page: _Page, stage: str) -> str:
+    if stage == "temperature":
+        return page.say("view_temperature")
+    return page.say(stage) if stage == "penalties" else _SHORT.get(stage, stage)
+
+
+_SHORT = {"top_k": "top-k", "top_p": "top-p", "min_p": "min-p", "typ_p": "typical"}
 
 
 def _stages(page: _Page, rows: list[dict[str, Any]]) -> None:
-    page.line(f"{'layer':>5} {'stage':<12}{'width':>7}{'norm':>11}{'min':>11}{'max':>11}{'ms':>8}", "dim")
+    say = page.say
+    names = [(say("layer"), -5), (say("view_stage"), 11), (say("view_width"), -7)]
+    names += [(say(f"view_{name}"), -10) for name in ("norm", "min", "max")] + [("ms", -7)]
+    page.line(" ".join(_cell(*column) for column in names), "dim")
     for row in rows:
         layer = "" if row["layer"] is None else row["layer"]
         page.line(
@@ -251,8 +264,10 @@ def _stages(page: _Page, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
+def _cell(text: str, width: int) -> str:
+    """A text in a column of so many cells, flush right if the width is negative."""
+    padding = " " * (abs(width) - cell_len(text))
+    return padding + text if width < 0 else text + padding
 
 
 def _bar(share: float) -> str:

@@ -1,49 +1,44 @@
-"""Looking inside: observed values against unobserved runs and a float64 forward pass, and what the page is made of."""
+"""Looking inside: observed values against unobserved runs and a float64 forward pass."""
 
 from __future__ import annotations
 
-import base64
 import json
-import re
-import zlib
-from html.parser import HTMLParser
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
-from conftest import reference_dir
+import traced_models
 from fake_model import write_chain_model
+from traced_models import HEAD_DIM, N_HEADS, N_KV_HEADS, PROMPT, Reference, few_tokens, tiny_model, write_llama
 
 import tinyllm
 from tinyllm.errors import InvalidParameterError, UnsupportedModelError
 from tinyllm.sampler import Sampler, SamplingParams
 from tinyllm.sampling.record import Recorder
-from tinyllm.store.files import home
 from tinyllm.trace import Trace
+from tinyllm.trace.attention import AttentionReader
 from tinyllm.trace.lens import read_lens
 from tinyllm.trace.observation import STAGES
 from tinyllm.trace.output_head import OutputHead
-from tinyllm.trace.packing import MapCoding, code_maps
-from tinyllm.trace.page import page
 from tinyllm.trace.summary import as_dict, check, funnel, layer_rows, sentence
 from tinyllm.trace.tokens import describe_tokens, display
 
-PROMPT = np.random.default_rng(7).integers(3, 280, 45).tolist()
-EVERY_BLOCK = ["llama-f32", "qwen2", "gemma2", "gemma3", "gpt-oss", "mixtral", "deepseek2", "phi2", "olmo2", "bloom"]
 REAL = "The capital of France is"
 
 
-def model_file(name: str) -> Path:
-    path = reference_dir() / "conformance/models" / f"{name}.gguf"
-    if not path.is_file():
-        pytest.skip(f"needs {path}")
-    return path
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("trace") / "llama.gguf"
 
 
 @pytest.fixture(scope="module")
-def llama():
-    with tinyllm.load(model_file("llama-f32"), n_threads=2, kv_type="f32") as model:
+def tensors(path) -> dict[str, np.ndarray]:
+    return write_llama(path)
+
+
+@pytest.fixture(scope="module")
+def llama(path, tensors):
+    with few_tokens(path) as model:
         yield model
 
 
@@ -52,60 +47,9 @@ def traced(llama) -> Trace:
     return llama.trace(PROMPT, max_tokens=3, seed=5, stages=STAGES)
 
 
-class Reference:
-    """The llama network in float64 from the file's tensors, keeping residual states and attention probabilities."""
-
-    def __init__(self, path: Path, ids: list[int]):
-        reader = gguf.GGUFReader(path)
-        w = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float64) for t in reader.tensors}
-
-        def field(key):
-            return reader.fields[f"llama.{key}"].contents()
-
-        self.w, self.eps = w, field("attention.layer_norm_rms_epsilon")
-        n_heads, n_kv = field("attention.head_count"), field("attention.head_count_kv")
-        n_rot = field("rope.dimension_count")
-        base = field("rope.freq_base") if "llama.rope.freq_base" in reader.fields else 10000.0
-        n, positions = len(ids), np.arange(len(ids))
-        angles = positions[:, None] * base ** (-np.arange(0, n_rot, 2) / n_rot)
-
-        def rotated(x):
-            a, b = x[..., 0:n_rot:2], x[..., 1:n_rot:2]
-            cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
-            turned = np.stack((a * cos - b * sin, a * sin + b * cos), -1).reshape(*x.shape[:-1], n_rot)
-            return np.concatenate((turned, x[..., n_rot:]), -1)
-
-        x = w["token_embd.weight"][ids]
-        self.states, self.probs = [x], []
-        for i in range(field("block_count")):
-            h = self.norm(x, w[f"blk.{i}.attn_norm.weight"])
-            q, k, v = (h @ w[f"blk.{i}.attn_{part}.weight"].T for part in "qkv")
-            q, k = rotated(q.reshape(n, n_heads, -1)), rotated(k.reshape(n, n_kv, -1))
-            k, v = (np.repeat(part.reshape(n, n_kv, -1), n_heads // n_kv, axis=1) for part in (k, v))
-            scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(q.shape[-1])
-            scores[:, positions[:, None] < positions] = -np.inf
-            probs = np.exp(scores - scores.max(-1, keepdims=True))
-            probs /= probs.sum(-1, keepdims=True)
-            self.probs.append(probs)
-            x = x + np.einsum("hqk,khd->qhd", probs, v).reshape(n, -1) @ w[f"blk.{i}.attn_output.weight"].T
-            self.states.append(x)
-            h = self.norm(x, w[f"blk.{i}.ffn_norm.weight"])
-            gate = h @ w[f"blk.{i}.ffn_gate.weight"].T
-            up = h @ w[f"blk.{i}.ffn_up.weight"].T
-            x = x + (gate / (1 + np.exp(-gate)) * up) @ w[f"blk.{i}.ffn_down.weight"].T
-            self.states.append(x)
-
-    def norm(self, x, weight):
-        return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + self.eps) * weight
-
-    def lens(self, state: int) -> np.ndarray:
-        output = self.w.get("output.weight", self.w["token_embd.weight"])
-        return self.norm(self.states[state], self.w["output_norm.weight"]) @ output.T
-
-
 @pytest.fixture(scope="module")
-def reference(traced) -> Reference:
-    return Reference(model_file("llama-f32"), [token.id for token in traced.tokens[:-1]])
+def reference(traced, tensors) -> Reference:
+    return Reference(tensors, [token.id for token in traced.tokens[:-1]])
 
 
 # Numbers against the float64 reference
@@ -167,9 +111,9 @@ def test_value_weights_are_the_norms_of_what_a_source_adds(traced, reference):
 # Observed and unobserved runs
 
 
-@pytest.mark.parametrize("name", EVERY_BLOCK)
+@pytest.mark.parametrize("name", traced_models.decoders())
 def test_observed_values_are_those_of_an_unobserved_run(name):
-    with tinyllm.load(model_file(name), n_threads=2) as model:
+    with tiny_model(name, kv_type="f16") as model:
         found = model.trace(PROMPT, max_tokens=3, seed=5)
         steps = list(model.generate(PROMPT, max_tokens=3, seed=5))
         assert [step.token for step in found.steps] == [step.token for step in steps]
@@ -181,21 +125,25 @@ def test_observed_values_are_those_of_an_unobserved_run(name):
         assert found.attention_error < 1e-5
         assert all(abs(part.rounding) < 1e-4 * max(1, abs(part.logit)) for part in found.contributions)
         assert found.sinks == tuple(sorted(set(found.sinks)))
-        _parse(page(found))
+        assert len(found.lens.read) == len(found.residual) == 2 * found.n_layers + 1
 
 
-@pytest.mark.parametrize(
-    ("name", "kv_type"),
-    [("llama-f32", "f16"), ("llama-f32", "q8_0"), ("gemma3", "f32"), ("gemma3", "f16"), ("deepseek2", "f16")],
-)
-def test_maps_are_read_from_every_kind_of_cache(name, kv_type):
-    with tinyllm.load(model_file(name), kv_type=kv_type) as model:
+@pytest.mark.parametrize("kv_type", ["f16", "f32"])
+@pytest.mark.parametrize("name", ["gemma3", "deepseek2"])
+def test_maps_are_read_from_windows_and_latent_caches(name, kv_type):
+    with tiny_model(name, kv_type=kv_type) as model:
+        assert model.trace(PROMPT, max_tokens=1, temperature=0).attention_error < 1e-5
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "f32", "q8_0"])
+def test_maps_are_read_from_every_kind_of_cache(path, tensors, kv_type):
+    with few_tokens(path, kv_type=kv_type) as model:
         assert model.trace(PROMPT, max_tokens=1, temperature=0).attention_error < 1e-5
 
 
 def test_windows_hide_what_lies_before_them():
-    with tinyllm.load(model_file("gemma3")) as model:
-        found = model.trace(PROMPT * 2, max_tokens=1, temperature=0)
+    with tiny_model("gemma3") as model:
+        found = model.trace(PROMPT, max_tokens=1, temperature=0)
     for layer, window in zip(found.attention, found.windows, strict=True):
         rows, columns = np.indices(layer.probs.shape[1:])
         outside = columns > rows
@@ -214,12 +162,89 @@ def test_the_last_state_gives_the_logits_bit_for_bit(llama, traced):
         np.testing.assert_array_equal(with_others[-1], logits)
 
 
-def test_chunks_do_not_change_what_is_seen(traced):
-    with tinyllm.load(model_file("llama-f32"), n_threads=1, kv_type="f32", n_batch=7) as model:
+def test_chunks_do_not_change_what_is_seen(path, traced):
+    with few_tokens(path, n_threads=1, n_batch=7) as model:
         found = model.trace(PROMPT, max_tokens=3, seed=5)
     np.testing.assert_array_equal(found.residual, traced.residual)
     np.testing.assert_array_equal(found.logits, traced.logits)
     np.testing.assert_allclose(found.attention[1].probs, traced.attention[1].probs, atol=1e-6)
+    for key, want in traced.stages.items():
+        got = found.stages[key]
+        for name in ("norm", "low", "high", "histogram"):
+            np.testing.assert_allclose(getattr(got, name), getattr(want, name), rtol=1e-6, err_msg=f"{key} {name}")
+    for layer, want in traced.activations.items():
+        np.testing.assert_array_equal(found.activations[layer].active, want.active)
+        np.testing.assert_array_equal(found.activations[layer].index, want.index)
+        at = traced.positions
+        np.testing.assert_array_equal(found.activations[layer].carriers[at], want.carriers[at])
+
+
+def test_stages_are_measured_as_they_are_kept(traced):
+    for key, rows in traced.arrays.items():
+        if key[0] == "logits":
+            continue
+        found = traced.stages[key]
+        np.testing.assert_allclose(found.norm, np.linalg.norm(rows, axis=1), rtol=1e-5, err_msg=str(key))
+        np.testing.assert_array_equal(found.low, rows.min(axis=1))
+        np.testing.assert_array_equal(found.high, rows.max(axis=1))
+        assert found.width == rows.shape[1] and found.histogram.sum() == found.width
+
+
+def test_activations_are_counted_as_the_arrays_say(traced):
+    for layer, found in traced.activations.items():
+        size = np.abs(traced.arrays["ffn_act", layer])
+        np.testing.assert_allclose(found.active, (size > 0.1 * size.max(axis=1, keepdims=True)).mean(axis=1))
+        np.testing.assert_array_equal(found.index[:, 0], size.argmax(axis=1))
+        for position in traced.positions:
+            energy = np.cumsum(np.sort(size[position].astype(np.float64) ** 2)[::-1])
+            few, many = found.carriers[position]
+            assert energy[few - 1] >= 0.5 * energy[-1] > (energy[few - 2] if few > 1 else 0)
+            assert energy[many - 1] >= 0.9 * energy[-1] > energy[many - 2]
+
+
+def test_gate_and_up_are_seen_where_they_are_one_product(traced):
+    gate, up, act = (traced.arrays[f"ffn_{part}", 0] for part in ("gate", "up", "act"))
+    np.testing.assert_allclose(gate / (1 + np.exp(-gate.astype(np.float64))) * up, act, rtol=1e-4, atol=1e-6)
+
+
+def test_heads_of_a_group_share_keys_and_values(traced):
+    """GQA: each head's row times the values of its group is what the kernel made of it."""
+    layer, group = traced.attention[1], N_HEADS // N_KV_HEADS
+    assert (layer.n_heads, layer.n_kv_heads) == (N_HEADS, N_KV_HEADS)
+    values = traced.arrays["v", 1].reshape(-1, N_KV_HEADS, HEAD_DIM)
+    out = traced.arrays["attn_out", 1].reshape(-1, N_HEADS, HEAD_DIM)
+    for head in range(N_HEADS):
+        np.testing.assert_allclose(layer.probs[head] @ values[:, head // group], out[:, head], atol=1e-5)
+
+
+@pytest.mark.parametrize("without", [(), (0,), (0, 3)], ids=str)
+def test_entropy_is_a_share_of_the_largest_possible(traced, without):
+    layer = traced.attention[0]
+    probs = layer.probs.astype(np.float64)
+    probs[:, :, list(without)] = 0
+    probs /= np.maximum(probs.sum(axis=2, keepdims=True), 1e-30)
+    found = layer.entropy(without)
+    for query in (5, 20, 41):
+        row = probs[:, query, : query + 1]
+        bits = -np.sum(row * np.log(row, out=np.zeros_like(row), where=row > 0), axis=1)
+        np.testing.assert_allclose(found[:, query], bits / np.log(query + 1 - len(without)), rtol=1e-4)
+    assert np.isnan(found[:, 0]).all()
+
+
+def test_few_maps_are_those_of_the_last_queries(llama, traced, monkeypatch):
+    """Long prompts have more queries than there is memory for maps."""
+    monkeypatch.setattr("tinyllm.trace.attention.MAP_BYTES", 4 * 10 * N_HEADS * 2 * (len(PROMPT) + 3))
+    found = llama.trace(PROMPT, max_tokens=3, seed=5)
+    first = found.attention[0].first_query
+    assert first == traced.n_tokens - 10
+    np.testing.assert_allclose(found.attention[0].probs, traced.attention[0].probs[:, first:], atol=1e-6)
+    assert [note.key for note in found.notes] == ["note_maps"]
+    assert AttentionReader(llama, None, len(PROMPT) + 3).max_queries == 10
+
+
+def test_prompts_may_be_arrays(llama, traced):
+    found = llama.trace(np.array(PROMPT), max_tokens=1, temperature=0)
+    np.testing.assert_array_equal(found.residual, traced.residual[:, : len(PROMPT)])
 
 
 def test_a_trace_leaves_the_model_as_it_was(llama):
@@ -229,20 +254,27 @@ def test_a_trace_leaves_the_model_as_it_was(llama):
 
 
 def test_a_budget_skips_layers_of_old_tokens_only(llama, traced):
-    lens = read_lens(OutputHead(llama), traced.residual, [t.id for t in traced.tokens], {44: 5}, budget_s=0.0)
-    assert lens.read[-1].all() and lens.read[2::2, -32:].all() and lens.read[:, 44].all()
+    lens = read_lens(OutputHead(llama), traced.residual, [t.id for t in traced.tokens], {39: 5}, budget_s=0.0)
+    assert lens.read[-1].all() and lens.read[2::2, -32:].all() and lens.read[:, 39].all()
     assert not lens.read[2, 0]
     assert not lens.complete
-    np.testing.assert_array_equal(lens.ranks[-1, :44], 0)
+    np.testing.assert_array_equal(lens.ranks[-1, :39], 0)
 
 
-def test_experts_are_those_that_the_router_scores_highest():
-    with tinyllm.load(model_file("mixtral")) as model:
-        found = model.trace(PROMPT, max_tokens=1, temperature=0)
+@pytest.mark.parametrize("name", ["qwen2moe", "gpt-oss"])
+def test_experts_are_those_that_the_router_scores_highest(name):
+    with tiny_model(name) as model:
+        found = model.trace(PROMPT, max_tokens=2, temperature=0)
+    assert set(found.routers) == {0, 1}
     for router in found.routers.values():
         best = np.argsort(-router.probs, axis=1, kind="stable")[:, : router.ids.shape[1]]
         np.testing.assert_array_equal(router.ids, best)
-        np.testing.assert_allclose(router.weights.sum(axis=1), 1, rtol=1e-5)
+        np.testing.assert_allclose(router.probs.sum(axis=1), 1, rtol=1e-5)
+        chosen = np.take_along_axis(router.probs, best, 1)
+        weights = chosen / chosen.sum(axis=1, keepdims=True) if name == "gpt-oss" else chosen
+        np.testing.assert_allclose(router.weights, weights, rtol=1e-5)
+    row = layer_rows(found, 5)[1]
+    assert [expert["expert"] for expert in row["experts"]] == found.routers[0].ids[5].tolist()
 
 
 def test_neurons_are_the_strongest_writers(llama, traced, reference):
@@ -279,7 +311,10 @@ def test_bad_options_are_refused_by_name(llama, options, message):
 
 
 def test_encoders_are_refused():
-    with tinyllm.load(model_file("bert")) as model, pytest.raises(UnsupportedModelError, match="encoder"):
+    with (
+        tinyllm.load(traced_models.FOLDER / "bert.gguf") as model,
+        pytest.raises(UnsupportedModelError, match="encoder"),
+    ):
         model.trace([2, 5, 6])
 
 
@@ -328,7 +363,7 @@ def test_tokens_that_share_a_character_are_grouped_and_templates_marked(tmp_path
 
 def test_the_sentence_names_the_token_and_its_writers(traced):
     words = sentence(traced)
-    assert words.startswith("After 45 tokens the model said ")
+    assert words.startswith("After 40 tokens the model said ")
     assert "written by" in words or "number" in words
     assert "logit" in check(traced)
 
@@ -337,139 +372,5 @@ def test_rows_are_json_without_nan(traced):
     found = as_dict(traced, 0, stages=STAGES)
     text = json.dumps(found, allow_nan=False)
     assert json.loads(text)["rows"][0]["layer"] == "embed"
-    assert len(layer_rows(traced, 44)) == traced.n_layers + 1
-    assert layer_rows(traced, 44)[1]["looks_at"][0]["share"] <= 1
-
-
-# The page
-
-
-class _Parser(HTMLParser):
-    VOID = frozenset({"meta", "td", "tr", "th", "br"})
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.links, self.texts, self.policy = [], [], {}, ""
-        self._id = None
-
-    def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
-        self.links += [value for key, value in attrs.items() if key in ("src", "href")]
-        if attrs.get("http-equiv") == "Content-Security-Policy":
-            self.policy = attrs["content"]
-        if tag not in self.VOID:
-            self.open.append(tag)
-        self._id = attrs.get("id") if tag == "script" else None
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self._id:
-            self.texts[self._id] = self.texts.get(self._id, "") + data
-
-
-def _parse(text: str) -> _Parser:
-    parser = _Parser()
-    parser.feed(text)
-    assert parser.open == []
-    return parser
-
-
-def _unpacked(text: str) -> bytes:
-    return zlib.decompress(base64.b64decode(text), -15)
-
-
-def test_the_page_is_one_file_without_network(traced):
-    text = page(traced, "tinyllm trace")
-    parser = _parse(text)
-    assert parser.links == []
-    assert parser.policy.startswith("default-src 'none'")
-    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
-    assert len(text) < 500_000
-    data = json.loads(parser.texts["data"])
-    assert len(data["tokens"]) == len(traced.tokens)
-    ranks = np.frombuffer(_unpacked(parser.texts["lens-ranks"]), np.int32).reshape(traced.lens.ranks.shape)
-    np.testing.assert_array_equal(ranks, traced.lens.ranks)
-
-
-def test_the_script_is_small_and_writes_text_only():
-    script = (Path(tinyllm.__file__).parent / "trace/page.js").read_text("utf-8")
-    assert len(script.encode()) <= 60_000
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
-
-
-def test_hostile_text_stays_text(tmp_path):
-    bad = b"</script><img src=x onerror=alert(1)>"
-    with tinyllm.load(write_chain_model(tmp_path / "chain.gguf", [bad, b"{{data}}<!--"])) as model:
-        found = model.trace("<script>alert(1)</script>\u2028{{script}}\n", max_tokens=3, temperature=0)
-        text = page(found, "<b>")
-    assert "<img" not in text and "<b>" not in text and "<!--" not in text
-    parser = _parse(text)
-    assert parser.links == []
-    assert bad.decode().replace(" ", "·") in [token["text"] for token in json.loads(parser.texts["data"])["tokens"]]
-
-
-@pytest.mark.parametrize(
-    ("coding", "limit"),
-    [(MapCoding(6), 0.017), (MapCoding(4), 0.068), (MapCoding(4, least=0.004), 0.068)],
-    ids=["6 bits", "4 bits", "4 bits without small ones"],
-)
-def test_coded_maps_are_near_the_real_ones(traced, coding, limit):
-    layer = traced.attention[0]
-    codes = code_maps(layer, coding)
-    if coding.bits == 4:
-        codes = np.stack([codes & 15, codes >> 4], axis=1).ravel()
-    visible = np.tril(np.ones(layer.probs.shape[1:], bool))
-    got = (codes[: visible.sum() * layer.n_heads].reshape(layer.n_heads, -1) / (2**coding.bits - 1)) ** 2
-    assert np.abs(got - layer.probs[:, visible]).max() < limit
-
-
-# A real model
-
-
-@pytest.mark.model
-def test_a_real_model_says_paris_and_shows_its_sink(smollm2_path):
-    with tinyllm.load(smollm2_path) as model:
-        found = model.trace(REAL, max_tokens=2, temperature=0, lens_budget_s=2.0)
-        logits = model.logits([token.id for token in found.tokens[:-1]])
-    np.testing.assert_array_equal(found.logits[0], logits[found.positions[0]])
-    assert found.tokens[5].text == "·Paris"
-    assert 0 in found.sinks
-    assert found.attention_error < 1e-5
-    for part in found.contributions:
-        assert abs(part.rounding) < 0.01 * abs(part.logit)  # activations of the last product have 8 bits
-    assert "·Paris" in sentence(found)
-
-
-@pytest.mark.model
-def test_a_page_of_200_tokens_is_below_five_megabytes(smollm2_path):
-    words = "The lighthouse keeper wrote a letter about the storm, the island and the long winter. " * 12
-    with tinyllm.load(smollm2_path) as model:
-        ids = model.tokenizer.encode(words)[:200]
-        assert len(page(model.trace(ids, max_tokens=4, seed=1, lens_budget_s=1.5)).encode()) < 5_000_000
-
-
-@pytest.mark.model
-def test_the_command_prints_rows_and_writes_files(tinyllm, smollm2_path, tmp_path):
-    env = {"TINYLLM_HOME": str(home())}  # where the kernels are
-    files = ["--html", tmp_path / "t.html", "--save", tmp_path / "t.npz", "--layers", "0,28-", "--stages", "q,ffn_act"]
-    ran = tinyllm("trace", "-m", smollm2_path, "--raw", REAL, "-n", "2", "--temp", "0", *files, env=env)
-    assert ran.returncode == 0, ran.stderr
-    assert "·Paris" in ran.stdout and "looks at" in ran.stdout
-    assert all(len(line) <= 80 for line in ran.stdout.splitlines())
-    _parse((tmp_path / "t.html").read_text("utf-8"))
-    with np.load(tmp_path / "t.npz") as saved:
-        assert "blk.28.q" in saved and "blk.5.q" not in saved
-    ran = tinyllm("trace", "-m", smollm2_path, REAL, "-n", "1", "--seed", "2", "--json", env=env)
-    assert json.loads(ran.stdout)["steps"][0]["sampling"]["draw"]["u"] is not None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["--stages", "nothing", "x"], "no stage"), (["--raw", "--system", "s", "x"], "--raw uses no chat template")],
-)
-def test_wrong_usage_is_told_before_a_model_is_loaded(tinyllm, arguments, message):
-    ran = tinyllm("trace", *arguments)
-    assert ran.returncode == 2
-    assert message in ran.stderr
+    assert len(layer_rows(traced, 39)) == traced.n_layers + 1
+    assert layer_rows(traced, 39)[1]["looks_at"][0]["share"] <= 1

@@ -55,13 +55,15 @@ def contributions(
     writes = np.diff(stream, axis=0, prepend=np.zeros((1, stream.shape[1])))
     matrix = tensors.get("output.weight") or tensors["token_embd.weight"]
     row = decode(matrix.type.name, matrix.rows([token]), matrix.shape[1])[0].astype(np.float64)
+    # A model's only norm may be named after the embedding (LFM2).
+    norm = next((name for name in ("output_norm", "token_embd_norm") if f"{name}.weight" in tensors), "")
     constant = 0.0
-    if "output_norm.bias" in tensors:
-        constant += float(_floats(model, "output_norm.bias") @ row)
+    if f"{norm}.bias" in tensors:
+        constant += float(_floats(model, f"{norm}.bias") @ row)
     if "output.bias" in tensors:
         constant += float(_floats(model, "output.bias")[token])
-    if "output_norm.weight" in tensors:
-        row = row * _floats(model, "output_norm.weight")
+    if norm:
+        row = row * _floats(model, f"{norm}.weight")
     scales = np.array([_scale(state, config.norm, config.norm_eps) for state in stream])
     if config.norm == "layer":
         writes = writes - writes.mean(axis=1, keepdims=True)

@@ -33,7 +33,10 @@ _FFN_WRITES = {"ffn_down", "ffn_out", "resid_post"}
 
 @dataclass(eq=False)
 class Router:
-    """Choices of one layer's experts: `probs` float32 [T, n_experts], `ids` int [T, n_used], `weights` as applied."""
+    """Choices of one layer's experts: `probs` float32 [T, n_experts], `ids` int [T, n_used], `weights` as applied.
+
+    Where the model takes its softmax over the chosen experts only, `probs` is that over all of them.
+    """
 
     probs: np.ndarray
     ids: np.ndarray
@@ -179,6 +182,9 @@ class Observation:
         values = op.values
         n_used = values["n_used"]
         probs = op.output.array[:n_rows].copy()
+        if op.one.endswith(":chosen"):
+            probs = np.exp(probs - probs.max(axis=1, keepdims=True))
+            probs /= probs.sum(axis=1, keepdims=True)
         ids = memory_at(values["ids"], np.int64, n_rows * n_used).reshape(n_rows, n_used).copy()
         weights = memory_at(values["weights"], np.float32, n_rows * n_used).reshape(n_rows, n_used).copy()
         self._routers[op.layer].append((probs, ids, weights))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import zlib
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from tinyllm.trace.texts import say
 
 if TYPE_CHECKING:
     from tinyllm.trace.attention import LayerAttention
@@ -19,7 +21,7 @@ _LEVEL = 5  # 6 takes twice as long for 3 %
 @dataclass(frozen=True)
 class MapCoding:
     """How maps are stored: √p in `bits`, values below `least` dropped, only the `top` of each row (0: all), every n-th
-    layer counted from the last, and only the `last_queries` (0: all)."""
+    layer (1 or 2) counted from the last, and only the `last_queries` (0: all)."""
 
     bits: int
     least: float = 0.0
@@ -27,18 +29,20 @@ class MapCoding:
     every: int = 1
     last_queries: int = 0
 
-    def as_dict(self) -> dict[str, Any]:
-        """The fields, and what they mean to a reader, or an empty text for the richest coding."""
-        words = [f"{self.bits} bits per value"]
+    def words(self, language: str, only_some_layers: bool) -> str:
+        """What readers of the maps must know, in one sentence."""
+        parts = [say(language, "maps"), say(language, "maps_bits", bits=self.bits)]
         if self.least:
-            words.append(f"shares below {100 * self.least:g} % are dropped")
+            parts.append(say(language, "maps_least", percent=100 * self.least))
         if self.top:
-            words.append(f"only the {self.top} largest of each query are kept")
+            parts.append(say(language, "maps_top", n=self.top))
         if self.every > 1:
-            words.append(f"only every {self.every}nd layer has maps")
+            parts.append(say(language, "maps_every"))
         if self.last_queries:
-            words.append(f"only the last {self.last_queries} queries have maps")
-        return asdict(self) | {"words": "Attention maps: " + ", ".join(words) + "."}
+            parts.append(say(language, "maps_last", n=self.last_queries))
+        if only_some_layers:
+            parts.append(say(language, "maps_layers"))
+        return "".join([*parts, say(language, "maps_end")])
 
 
 def packed(array: np.ndarray) -> str:

@@ -1,27 +1,16 @@
 'use strict';
 (() => {
 const D = JSON.parse(document.getElementById('data').textContent);
-const S = {
-  lens: 'What each layer would say', lensNote: 'top token of each state; colour: rank of the answer', halves: 'half layers',
-  rank: ['far', 'first'], table: 'as table', chart: 'as chart', find: 'find token', theme: 'theme', help: '?', close: 'close',
-  stages: 'Stages', heads: 'Attention heads', neurons: 'Strongest neurons', experts: 'Experts', nearest: 'Nearest embeddings',
-  funnel: 'How the token was chosen', writes: 'Who wrote the logit', choices: 'Generated tokens', curve: 'Rank along the layers',
-  overview: 'All heads', raw: 'raw', apart: 'without sinks', value: 'value-weighted', measured: 'measured', derived: 'derived',
-  noInflate: 'This browser cannot unpack the numbers (DecompressionStream is missing): texts, sampling and contributions still work.',
-  noMap: 'No map of this layer is stored (see the note below).', noRow: 'No map of this query is stored.',
-  notCause: 'A reading of the sum with the final norm held fixed, not a statement about causes.',
-  attentionNote: 'Where attention looks is not an explanation of what the model does.',
-  whatIf: 'What if', reset: 'reset', recomputed: 'recomputed', happened: 'as it happened', restOf: 'rest of the vocabulary',
-  keys: [['← →', 'token'], ['↑ ↓', 'layer'], ['[ ]', 'head'], ['n p', 'next or previous generated token'],
-    ['Enter', 'open the head'], ['Esc', 'close, go up'], ['s', 'set sinks apart'], ['v', 'weight by value'],
-    ['d', 'dark or light'], ['/', 'find a token'], ['?', 'these keys']],
-  keysNote: 'Letters act while a chart has the focus.',
-  statistics: {entropy: 'entropy', sink: 'share of sinks', distance: 'distance', previous: 'previous token', induction: 'induction'},
-};
+/* All words come from the page's data, in its language; `word` fills their {places} in. */
+const word = (key, values = {}) => D.texts[key].replace(/\{(\w+)\}/g, (_, name) => values[name]);
+const STATISTICS = ['entropy', 'sink', 'distance', 'previous', 'induction'];
+const statistic = k => word('stat_' + k);
+const KEYS = [['← →', 'token'], ['↑ ↓', 'layer'], ['[ ]', 'head'], ['n p', 'step'], ['Enter', 'open'], ['Esc', 'close'],
+  ['s', 'sinks'], ['v', 'value'], ['d', 'theme'], ['/', 'find'], ['?', 'help']];
 const T = D.n_tokens, L = D.n_layers, NS = 2 * L + 1, N = D.tokens.length;
 const $ = id => document.getElementById(id);
 const piece = id => D.pieces[id] ?? `#${id}`;
-const pct = p => p >= 0.0995 ? `${Math.round(p * 100)} %` : p >= 0.001 ? `${(p * 100).toFixed(1)} %` : '<0.1 %';
+const pct = p => word('percent', {n: p >= 0.0995 ? Math.round(p * 100) : p >= 0.001 ? (p * 100).toFixed(1) : '<0.1'});
 const half = s => s === 0 ? 'embed' : `${s % 2 ? 'attn' : 'ffn'} ${(s - 1) >> 1}`;
 const sig = x => Math.abs(x) >= 1000 ? x.toFixed(0) : Number(x.toPrecision(3)).toString();
 const clamp = (x, a, b) => Math.max(a, Math.min(b, x));
@@ -56,11 +45,11 @@ const numbers = (id, Type) => { if (!cache.has(id)) cache.set(id, unpack(id, Typ
 const A = {};
 
 /* What is selected; one selection drives every panel, and it is in the address. */
-const state = {token: D.steps[0].position, layer: NS - 1, head: null, step: 0, mode: 'raw', halves: false, stat: 'entropy'};
+const state = {token: D.selected, layer: NS - 1, head: null, step: 0, mode: 'raw', halves: false, stat: 'entropy'};
 function readHash() {
   const q = new URLSearchParams(location.hash.slice(1));
   const number = (key, top) => q.has(key) && Number.isFinite(+q.get(key)) ? clamp(Math.trunc(+q.get(key)), 0, top) : null;
-  state.token = number('t', T - 1) ?? D.steps[0].position;
+  state.token = number('t', T - 1) ?? D.selected;
   state.layer = number('l', NS - 1) ?? NS - 1;
   state.step = number('s', D.steps.length - 1) ?? 0;
   state.head = number('h', 4095);
@@ -127,45 +116,45 @@ const lensHolder = h('div', {class: 'sticky'}, lensCanvas);
 const inner = h('div', {style: {width: RAIL + N * CW + 'px'}}, strip, lensHolder);
 const scroller = h('div', {class: 'scroll'}, inner);
 const lensTable = h('div', {class: 'tablebox', hidden: true});
-const detail = h('aside', {class: 'panel', 'aria-label': 'selected'});
+const detail = h('aside', {class: 'panel', 'aria-label': word('selected')});
 const says = h('p', {class: 'says'});
 const funnelBox = h('div'), writesBox = h('div'), choicesBox = h('div'), overviewBox = h('div');
 const overlay = h('section', {class: 'panel overlay', hidden: true, role: 'dialog', 'aria-modal': 'true', tabindex: -1});
-const findBox = h('input', {type: 'search', placeholder: S.find, 'aria-label': S.find, onkeydown: e => { if (e.key === 'Enter') find(e.target.value); }});
-const halvesButton = h('button', {'aria-pressed': 'false', onclick: () => { state.halves = !state.halves; render(); }}, S.halves);
+const findBox = h('input', {type: 'search', placeholder: word('find'), 'aria-label': word('find'), onkeydown: e => { if (e.key === 'Enter') find(e.target.value); }});
+const halvesButton = h('button', {'aria-pressed': 'false', onclick: () => { state.halves = !state.halves; render(); }}, word('halves'));
 const tableButton = h('button', {'aria-pressed': 'false', onclick: () => {
   lensTable.hidden = !lensTable.hidden; tableButton.setAttribute('aria-pressed', String(!lensTable.hidden)); render();
-}}, S.table);
+}}, word('table'));
 const tag = text => h('span', {class: 'tag'}, text);
 put($('page'),
   h('header', {class: 'bar-top'}, h('h1', {}, `${D.model}`), h('span', {class: 'facts'},
-    `${D.architecture} · ${D.quantization} · seed ${D.seed} · ${D.settings}`),
-    h('span', {class: 'tools'}, findBox, h('button', {onclick: theme}, S.theme), h('button', {onclick: help, 'aria-label': 'keys'}, S.help))),
+    word('facts', D)),
+    h('span', {class: 'tools'}, findBox, h('button', {onclick: theme}, word('theme')), h('button', {onclick: help, 'aria-label': word('keys')}, '?'))),
   says,
-  !canInflate && h('p', {class: 'says', role: 'alert'}, S.noInflate),
+  !canInflate && h('p', {class: 'says', role: 'alert'}, word('no_inflate')),
   h('div', {class: 'grid'}, h('div', {class: 'column'},
-    h('section', {class: 'panel', 'aria-label': S.lens},
-      h('header', {}, h('h2', {}, S.lens), h('span', {class: 'crumb'}, S.lensNote),
-        h('span', {class: 'aside'}, h('span', {class: 'legend'}, `rank ${D.n_vocab.toLocaleString('en')}`, h('i'), '1'), halvesButton, tableButton)),
+    h('section', {class: 'panel', 'aria-label': word('lens')},
+      h('header', {}, h('h2', {}, word('lens')), h('span', {class: 'crumb'}, word('lens_note')),
+        h('span', {class: 'aside'}, h('span', {class: 'legend'}, word('rank_of', {n: D.n_vocab.toLocaleString('en')}), h('i'), '1'), halvesButton, tableButton)),
       scroller, lensTable),
-    h('section', {class: 'panel', 'aria-label': S.funnel}, funnelBox),
-    h('div', {class: 'row2'}, h('section', {class: 'panel', 'aria-label': S.writes}, writesBox),
-      h('section', {class: 'panel', 'aria-label': S.choices}, choicesBox))),
+    h('section', {class: 'panel', 'aria-label': word('funnel')}, funnelBox),
+    h('div', {class: 'row2'}, h('section', {class: 'panel', 'aria-label': word('writes')}, writesBox),
+      h('section', {class: 'panel', 'aria-label': word('choices')}, choicesBox))),
     detail),
-  h('section', {class: 'panel wide', 'aria-label': S.overview}, overviewBox),
-  h('footer', {}, D.checks.map(c => h('p', {}, c)), h('p', {}, D.coding.words), D.notes.map(n => h('p', {}, n)),
-    h('p', {}, S.attentionNote + ' Maps, lens and contributions are derived from measured states; everything else is measured.'),
+  h('section', {class: 'panel wide', 'aria-label': word('overview')}, overviewBox),
+  h('footer', {}, D.checks.map(c => h('p', {}, c)), [D.about_maps, ...D.notes].map(n => h('p', {}, n)),
+    h('p', {}, word('attention_note') + ' ' + word('derived_note')),
     h('p', {}, `tinyllm ${D.version}` + (D.command ? ` · ${D.command}` : ''))),
   overlay);
 
 /* Token strip: the x axis of the page. */
 const tokenButtons = [];
 function buildStrip() {
-  put(strip, h('div', {class: 'rail', style: {width: RAIL + 'px'}}, h('span', {style: {width: '36px'}}, 'layer'),
+  put(strip, h('div', {class: 'rail', style: {width: RAIL + 'px'}}, h('span', {style: {width: '36px'}}, word('layer')),
     h('span', {style: {width: '46px'}}, '|h|'), h('span', {}, '+attn +ffn')));
   D.tokens.forEach((t, i) => {
-    const bits = t.bits === null ? '' : `, ${t.bits.toFixed(1)} bits of surprise`;
-    const label = `token ${i} ${t.text}, id ${t.id}, bytes ${t.hex}${bits}${D.sinks.includes(i) ? ', a sink' : ''}`;
+    const bits = t.bits === null ? '' : word('surprise', {n: t.bits.toFixed(1)});
+    const label = word('token', {i, token: t.text, id: t.id, bytes: t.hex}) + bits + (D.sinks.includes(i) ? ', ' + word('is_sink') : '');
     const classes = ['tok', t.kind, D.sinks.includes(i) && 'sink', i === D.n_prompt && 'first',
       t.group !== null && i > 0 && D.tokens[i - 1].group === t.group && 'joined'].filter(Boolean).join(' ');
     const button = h('button', {class: classes, title: label, 'aria-label': label, tabindex: -1, onclick: () => i < T ? go({token: i, ...stepAt(i)}) : go({step: i - D.n_prompt, token: i - 1})},
@@ -208,7 +197,7 @@ function drawLens() {
   if (row >= 0) ctx.strokeRect(x, row * rh + 1, CW - 1, rh - 1);
   ctx.restore();
   drawRail(ctx, all, rh);
-  lensCanvas.setAttribute('aria-label', `${S.lens}: ${all.length} rows, ${T} tokens. ` + lensWords());
+  lensCanvas.setAttribute('aria-label', `${word('lens')}: ${word('rows', {n: all.length, m: T})}. ` + lensWords());
 }
 function drawRail(ctx, all, rh) {
   ctx.font = '10px system-ui, sans-serif'; ctx.textBaseline = 'middle';
@@ -246,15 +235,16 @@ function fitted(ctx, text, width) {
   return chars.join('') + '…';
 }
 function lensWords() {
-  const at = state.layer * T + state.token, name = state.layer === 0 ? 'embedding' : half(state.layer);
-  const token = `token ${state.token} '${D.tokens[state.token].text}'`;
-  if (!A.ranks || A.ranks[at] < 0) return `${name}, ${token}: not read`;
-  return `${name}, ${token}: '${piece(A.ids[at * 5])}' ${pct(A.probs[at * 5] / 65535)}, answer '${piece(D.answers[state.token])}' at rank ${A.ranks[at] + 1}`;
+  const at = state.layer * T + state.token;
+  const where = word('at_token', {state: state.layer === 0 ? word('embedding') : half(state.layer), i: state.token, token: D.tokens[state.token].text});
+  if (!A.ranks || A.ranks[at] < 0) return `${where}: ${word('not_read')}`;
+  return `${where}: ` + word('lens_words', {token: piece(A.ids[at * 5]), p: pct(A.probs[at * 5] / 65535),
+    answer: piece(D.answers[state.token]), rank: A.ranks[at] + 1});
 }
 function drawLensTable() {
   if (lensTable.hidden || !A.ranks) return;
-  const t = state.token;
-  put(lensTable, h('table', {}, h('tr', {}, ['layer', 'first', 'p', 'second', 'p', 'rank of answer', 'entropy, bits', 'KL to final, bits'].map(x => h('th', {}, x))),
+  const t = state.token, names = ['layer', 'first', null, 'second', null, 'rank_of_answer', 'entropy_bits', 'kl_bits'];
+  put(lensTable, h('table', {}, h('tr', {}, names.map(x => h('th', {}, x ? word(x) : 'p'))),
     rows().map(s => { const at = s * T + t; return A.ranks[at] < 0 ? null : h('tr', {}, h('td', {}, s ? half(s) : 'embed'),
       h('td', {class: 'piece'}, piece(A.ids[at * 5])), h('td', {}, pct(A.probs[at * 5] / 65535)),
       h('td', {class: 'piece'}, piece(A.ids[at * 5 + 1])), h('td', {}, pct(A.probs[at * 5 + 1] / 65535)),
@@ -270,38 +260,38 @@ let detailRun = 0;
 async function drawDetail() {
   const run = ++detailRun, t = state.token, s = state.layer, l = layerOf(s), at = s * T + t, kids = [];
   const behind = D.tokens[t + 1];
-  kids.push(h('header', {}, h('h2', {}, s ? `layer ${l}` : 'embedding', s && s % 2 ? ', behind attention' : ''),
-    h('span', {class: 'crumb'}, `step ${state.step + 1} › token ${t} ${D.tokens[t].text}`)));
-  kids.push(h('div', {class: 'facts2'}, `id ${D.tokens[t].id}`, h('span', {}, `bytes ${D.tokens[t].hex}`),
-    D.sinks.includes(t) && h('span', {}, 'a sink'), behind && h('span', {}, `predicts ${t + 1}${behind ? ' ' + behind.text : ''}`)));
+  kids.push(h('header', {}, h('h2', {}, s === 0 ? word('embedding') : s % 2 ? word('behind_attention', {layer: word('layer_n', {n: l})}) : word('layer_n', {n: l})),
+    h('span', {class: 'crumb'}, word('crumb', {step: state.step + 1, i: t, token: D.tokens[t].text}))));
+  kids.push(h('div', {class: 'facts2'}, word('id', D.tokens[t]), h('span', {}, word('bytes', {bytes: D.tokens[t].hex})),
+    D.sinks.includes(t) && h('span', {}, word('is_sink')), behind && h('span', {}, word('predicts', {i: t + 1, token: behind.text}))));
   if (A.ranks) {
-    kids.push(h('h3', {}, 'Would say ', tag(S.derived)));
-    if (A.ranks[at] < 0) kids.push('not read');
+    kids.push(h('h3', {}, word('would_say') + ' ', tag(word('derived'))));
+    if (A.ranks[at] < 0) kids.push(word('not_read'));
     else {
       for (let k = 0; k < 5; k++) {
         const p = A.probs[at * 5 + k] / 65535, id = A.ids[at * 5 + k];
         kids.push(bar(piece(id), p, pct(p), id === D.answers[t] ? 'won' : ''));
       }
-      kids.push(h('div', {class: 'facts2'}, `answer ${piece(D.answers[t])}: rank ${A.ranks[at] + 1}`,
-        h('span', {}, `entropy ${(A.entropy[at] / 2000).toFixed(2)} bits`), h('span', {}, `KL to the end ${(A.kl[at] / 1000).toFixed(2)} bits`)));
+      kids.push(h('div', {class: 'facts2'}, word('answer_rank', {token: piece(D.answers[t]), rank: A.ranks[at] + 1}),
+        h('span', {}, word('entropy', {n: (A.entropy[at] / 2000).toFixed(2)})), h('span', {}, word('kl', {n: (A.kl[at] / 1000).toFixed(2)}))));
     }
   }
   const step = D.steps.find(x => x.position === t);
-  if (step && step.leaders) kids.push(h('h3', {}, S.curve), rankCurve(step));
+  if (step && step.leaders) kids.push(h('h3', {}, word('curve')), rankCurve(step));
   const att = attentionOf(s);
   const heads = h('div', {class: 'heads'});
   if (att) {
-    const local = att.window ? `, sees the last ${att.window}` : '';
-    kids.push(h('h3', {}, `${S.heads}: ${att.heads} on ${att.kv} keys and values${local} `, tag(S.derived)), looksWords(step, l), heads);
+    const local = att.window ? word('sees_last', {n: att.window}) : '';
+    kids.push(h('h3', {}, word('heads', {n: att.heads, kv: att.kv}) + local + ' ', tag(word('derived'))), looksWords(step, l), heads);
   }
-  if (step && step.neurons[l]) kids.push(h('h3', {}, S.neurons, ' ', tag(S.measured)), neurons(step, l));
+  if (step && step.neurons[l]) kids.push(h('h3', {}, word('neurons'), ' ', tag(word('measured'))), neurons(step, l));
   else if (A.active && D.shapes.active.includes(l)) {
-    kids.push(h('div', {class: 'facts2'}, `${pct(A.active[D.shapes.active.indexOf(l) * T + t] / 65535)} of the neurons above a tenth of the largest`));
+    kids.push(h('div', {class: 'facts2'}, word('active_above', {p: pct(A.active[D.shapes.active.indexOf(l) * T + t] / 65535)})));
   }
   const router = D.shapes.routers[l];
-  if (router) kids.push(h('h3', {}, S.experts, ' ', tag(S.measured)), await experts(l, router, t));
+  if (router) kids.push(h('h3', {}, word('experts'), ' ', tag(word('measured'))), await experts(l, router, t));
   if (s === 0 && D.tokens[t].near.length) {
-    kids.push(h('h3', {}, S.nearest), D.tokens[t].near.map(([id, c]) => bar(piece(id), c, c.toFixed(2))));
+    kids.push(h('h3', {}, word('nearest')), D.tokens[t].near.map(([id, c]) => bar(piece(id), c, c.toFixed(2))));
   }
   if (A.stages) kids.push(stageTable(l, t));
   if (run !== detailRun) return;
@@ -310,14 +300,14 @@ async function drawDetail() {
 }
 function looksWords(step, l) {
   if (!step || !step.looks[l] || !step.looks[l].length) return null;
-  return h('div', {class: 'facts2'}, 'looks at ' + step.looks[l].slice(0, 3).map(([t, p]) => `${t} ${D.tokens[t].text} ${pct(p)}`).join(', '));
+  return h('div', {class: 'facts2'}, word('looks_at', {list: step.looks[l].slice(0, 3).map(([t, p]) => `${t} ${D.tokens[t].text} ${pct(p)}`).join(', ')}));
 }
 function rankCurve(step) {
   const W = 340, H = 96, marks = ['#0072b2', '#e69f00', '#009e73', '#cc79a7', '#56b4e9', '#d55e00', '#7a7a7a', '#a09000'];
   const order = step.leaders.ids.map((id, i) => i).sort((a, b) => step.leaders.ranks[a][NS - 1] - step.leaders.ranks[b][NS - 1]).slice(0, 8);
   const top = Math.log(D.n_vocab), x = s => 4 + s / (NS - 1) * (W - 84), y = r => 6 + Math.log(r + 1) / top * (H - 14);
-  const svg = h('svg', {width: '100%', viewBox: `0 0 ${W} ${H}`, role: 'img', 'aria-label': S.curve + ': ' + order.map(i =>
-    `${piece(step.leaders.ids[i])} ends at rank ${step.leaders.ranks[i][NS - 1] + 1}`).join(', ')});
+  const svg = h('svg', {width: '100%', viewBox: `0 0 ${W} ${H}`, role: 'img', 'aria-label': word('curve') + ': ' + order.map(i =>
+    word('ends_at', {token: piece(step.leaders.ids[i]), rank: step.leaders.ranks[i][NS - 1] + 1})).join(', ')});
   svg.append(h('line', {x1: x(state.layer), x2: x(state.layer), y1: 0, y2: H, stroke: 'currentColor', 'stroke-opacity': 0.3}));
   const used = [];
   order.forEach((i, k) => {
@@ -333,17 +323,17 @@ function rankCurve(step) {
 const fit = (text, n) => [...text].length > n ? [...text].slice(0, n - 1).join('') + '…' : text;
 function neurons(step, l) {
   const c = step.carriers[l];
-  return [h('div', {class: 'facts2'}, A.active && `${pct(A.active[D.shapes.active.indexOf(l) * T + step.position] / 65535)} active`,
-    c && c[0] > 0 && h('span', {}, `${c[0]} carry half of the energy, ${c[1]} carry 90 %`)),
-  h('div', {class: 'tablebox'}, h('table', {}, h('tr', {}, ['neuron', 'act.', 'promotes'].map((x, i) => h('th', {class: i > 1 && 'piece'}, x))),
-    step.neurons[l].map(n => h('tr', {title: 'suppresses ' + n[4].map(piece).join(' ')}, h('td', {}, n[0]), h('td', {}, sig(n[1])),
+  return [h('div', {class: 'facts2'}, A.active && word('active', {p: pct(A.active[D.shapes.active.indexOf(l) * T + step.position] / 65535)}),
+    c && c[0] > 0 && h('span', {}, word('carriers', {a: c[0], b: c[1]}))),
+  h('div', {class: 'tablebox'}, h('table', {}, h('tr', {}, ['neuron', 'activation', 'promotes'].map((x, i) => h('th', {class: i > 1 && 'piece'}, word(x)))),
+    step.neurons[l].map(n => h('tr', {title: word('suppresses', {list: n[4].map(piece).join(' ')})}, h('td', {}, n[0]), h('td', {}, sig(n[1])),
       h('td', {class: 'piece'}, n[3].map(id => fit(piece(id), 11)).join('  '))))))];
 }
 async function experts(l, router, t) {
   const probs = await numbers(`router-${l}`, Uint16Array), [n, ids, weights] = router;
   const shown = [...Array(n).keys()].sort((a, b) => probs[t * n + b] - probs[t * n + a]).slice(0, Math.max(8, ids[t].length));
   return shown.map(e => { const k = ids[t].indexOf(e), p = probs[t * n + e] / 65535;
-    return bar(`expert ${e}`, p, pct(p), k >= 0 ? 'won' : '', k >= 0 ? `chosen, weight ${sig(weights[t][k])}` : 'not chosen'); });
+    return bar(word('expert', {n: e}), p, pct(p), k >= 0 ? 'won' : '', k >= 0 ? word('chosen_weight', {w: sig(weights[t][k])}) : word('not_chosen')); });
 }
 function stageTable(l, t) {
   const body = [];
@@ -354,8 +344,8 @@ function stageTable(l, t) {
       h('td', {}, h('svg', {width: 48, height: 12, 'aria-hidden': 'true'}, histogram.map((v, k) =>
         h('rect', {x: k * 3, width: 2, y: 12 - 12 * v / most, height: 12 * v / most, fill: 'currentColor'})))), h('td', {}, ms)));
   });
-  return h('details', {}, h('summary', {}, S.stages, ' ', tag(S.measured)), h('div', {class: 'tablebox'}, h('table', {},
-    h('tr', {}, ['stage', 'width', 'norm', 'min', 'max', 'last token', 'ms'].map(x => h('th', {}, x))), body)));
+  return h('details', {}, h('summary', {}, word('stages'), ' ', tag(word('measured'))), h('div', {class: 'tablebox'}, h('table', {},
+    h('tr', {}, ['stage', 'width', 'norm', 'min', 'max', 'last_token', null].map(x => h('th', {}, x ? word(x) : 'ms'))), body)));
 }
 
 /* Attention. */
@@ -368,14 +358,15 @@ async function drawThumbs(holder, att, l) {
   for (let g = 0; g < att.kv; g++) {
     const cells = [];
     for (let k = g * group; k < (g + 1) * group; k++) {
+      if (D.shown_heads && !D.shown_heads.includes(k)) continue;
       const canvas = h('canvas', {'aria-hidden': 'true'});
       canvas.width = canvas.height = n;
       paintSquare(canvas, n, (r, c) => c > r ? -1 : thumbs[((headsBefore(l) + k) * n + r) * n + c] / 15);
-      const words = ['entropy', 'sink'].filter(x => att[x]).map(x => `${S.statistics[x]} ${att[x][k].toFixed(2)}`).join(', ');
-      cells.push(h('button', {class: 'thumb', 'aria-pressed': String(state.head === k), title: words, 'aria-label': `head ${k}: ${words}`,
-        onclick: () => go({head: k})}, canvas, `head ${k}`));
+      const words = ['entropy', 'sink'].filter(x => att[x]).map(x => `${statistic(x)} ${att[x][k].toFixed(2)}`).join(', ');
+      cells.push(h('button', {class: 'thumb', 'aria-pressed': String(state.head === k), title: words, 'aria-label': `${word('head', {n: k})}: ${words}`,
+        onclick: () => go({head: k})}, canvas, word('head', {n: k})));
     }
-    holder.append(h('div', {class: 'kv'}, `KV ${g}`, h('div', {}, cells)));
+    if (cells.length) holder.append(h('div', {class: 'kv'}, word('kv', {n: g}), h('div', {}, cells)));
   }
 }
 /* value(r, c) in 0..1, or below 0 for cells that do not exist, which stay see-through. */
@@ -435,26 +426,26 @@ async function drawHead() {
     const box = canvas.getBoundingClientRect();
     go({token: clamp(Math.floor((e.clientY - box.top) / box.height * T), 0, T - 1)}, true);
   }});
-  const modes = h('span', {class: 'aside'}, [['raw', S.raw], ['apart', S.apart], ['value', S.value]].map(([m, name]) =>
-    (m !== 'value' || map.hasValues) && h('button', {'aria-pressed': String(state.mode === m), onclick: () => go({mode: m}, true)}, name)),
-    h('button', {onclick: () => go({head: null})}, S.close));
+  const modes = h('span', {class: 'aside'}, ['raw', 'apart', 'value'].map(m =>
+    (m !== 'value' || map.hasValues) && h('button', {'aria-pressed': String(state.mode === m), onclick: () => go({mode: m}, true)}, word(m))),
+    h('button', {onclick: () => go({head: null})}, word('close')));
   const share = map.raw(head, q), sink = share ? D.sinks.filter(c => c <= q).reduce((a, c) => a + share[c], 0) : 0;
   const best = row ? [...row.keys()].sort((a, b) => row[b] - row[a]).slice(0, 5) : [];
-  const words = row ? best.map(c => `${c} ${D.tokens[c].text} ${pct(row[c])}`).join(', ') : S.noRow;
+  const words = row ? best.map(c => `${c} ${D.tokens[c].text} ${pct(row[c])}`).join(', ') : word('no_row');
   put(overlay,
-    h('header', {}, h('h2', {}, `layer ${l} › head ${head} (KV ${Math.floor(head / (att.heads / att.kv))})`), tag(S.derived), modes),
-    h('div', {class: 'headgrid'}, h('div', {}, map.hasMap ? canvas : S.noMap,
-      h('div', {class: 'legend'}, '√p: 0', h('i'), '1', h('span', {}, ' hatched: not visible to the query' + (state.mode === 'apart' ? ', or a sink' : '')))),
-      h('div', {}, h('h3', {}, `Query ${q} ${D.tokens[q].text} looks at`), best.map(c => bar(`${c} ${D.tokens[c].text}`, row[c], pct(row[c]))),
-        h('div', {class: 'facts2'}, `sinks ${pct(sink)}`, att.window ? h('span', {}, `window ${att.window}`) : null,
-          Object.entries(S.statistics).map(([k, name]) => att[k] && h('span', {}, `${name} ${att[k][head].toFixed(2)}`))),
-        h('h3', {}, 'The same row on the text'),
+    h('header', {}, h('h2', {}, word('head_title', {l, h: head, g: Math.floor(head / (att.heads / att.kv))})), tag(word('derived')), modes),
+    h('div', {class: 'headgrid'}, h('div', {}, map.hasMap ? canvas : word('no_map'),
+      h('div', {class: 'legend'}, '√p: 0', h('i'), '1', h('span', {}, ' ' + word(state.mode === 'apart' ? 'hatched_sinks' : 'hatched')))),
+      h('div', {}, h('h3', {}, word('query', {i: q, token: D.tokens[q].text})), best.map(c => bar(`${c} ${D.tokens[c].text}`, row[c], pct(row[c]))),
+        h('div', {class: 'facts2'}, word('sinks', {p: pct(sink)}), att.window ? h('span', {}, word('window', {n: att.window})) : null,
+          STATISTICS.map(k => att[k] && h('span', {}, `${statistic(k)} ${att[k][head].toFixed(2)}`))),
+        h('h3', {}, word('on_text')),
         h('div', {class: 'painted mono'}, D.tokens.slice(0, T).map((t, c) => {
           const visible = c <= q && (!att.window || c > q - att.window);
           const style = {}; if (row && visible) { const x = ramp(Math.sqrt(row[c])); style.background = css(x); style.color = textOn(x); }
           return h('span', {style, dir: 'auto', class: c === q ? 'query' : visible ? '' : 'absent', title: row && visible ? pct(row[c]) : ''}, t.text, '\u200b');
         })))));
-  canvas.setAttribute('aria-label', `layer ${l}, head ${head}, query ${q}: ${words}`);
+  canvas.setAttribute('aria-label', word('head_words', {l, h: head, i: q, words}));
   overlay.dataset.kind = 'head';
   if (overlay.hidden) { overlay.hidden = false; overlay.focus(); }
   if (map.hasMap) paintHead(canvas, map, head, att, size);
@@ -474,19 +465,19 @@ function paintHead(canvas, map, head, att, size) {
   ctx.strokeStyle = palette.line; ctx.strokeRect(0, 0, size, size);
 }
 function drawOverview() {
-  const stats = Object.keys(S.statistics).filter(k => present.some(l => D.attention[l][k]));
+  const stats = STATISTICS.filter(k => present.some(l => D.attention[l][k]));
   if (!stats.length) { overviewBox.closest('section').hidden = true; return; }
   const k = state.stat, most = Math.max(...present.flatMap(l => D.attention[l][k] || [0]), 1e-9), top = k === 'distance' ? most : 1;
   const widest = Math.max(...present.map(l => D.attention[l].heads));
   const cw = clamp(Math.floor(Math.min(1200, window.innerWidth - 90) / present.length), 9, 34), rh = 15;
-  const canvas = h('canvas', {class: 'chart', tabindex: 0, role: 'img', 'aria-label': `${S.overview}: ${S.statistics[k]} of ${present.length} layers by ${widest} heads`,
+  const canvas = h('canvas', {class: 'chart', tabindex: 0, role: 'img', 'aria-label': `${word('overview')}: ${word('overview_words', {what: statistic(k), n: present.length, m: widest})}`,
     onkeydown: keys, onclick: e => {
       const box = canvas.getBoundingClientRect(), x = Math.floor((e.clientX - box.left - 28) / cw), y = Math.floor((e.clientY - box.top) / rh);
       if (x >= 0 && x < present.length && y >= 0 && y < D.attention[present[x]].heads) go({layer: 2 * present[x] + 2, head: y});
     }});
-  put(overviewBox, h('header', {class: 'bar-top'}, h('h2', {}, S.overview), stats.map(x =>
-    h('button', {'aria-pressed': String(x === k), onclick: () => { state.stat = x; drawOverview(); }}, S.statistics[x])),
-    h('span', {class: 'legend'}, '0', h('i'), top === 1 ? '1' : sig(top)), h('span', {class: 'crumb'}, 'columns: layers, rows: heads; click opens one')),
+  put(overviewBox, h('header', {class: 'bar-top'}, h('h2', {}, word('overview')), stats.map(x =>
+    h('button', {'aria-pressed': String(x === k), onclick: () => { state.stat = x; drawOverview(); }}, statistic(x))),
+    h('span', {class: 'legend'}, '0', h('i'), top === 1 ? '1' : sig(top)), h('span', {class: 'crumb'}, word('overview_note'))),
   h('div', {class: 'tablebox'}, canvas));
   const ctx = sized(canvas, 28 + present.length * cw + 2, widest * rh + 16);
   ctx.font = '9px system-ui, sans-serif'; ctx.textBaseline = 'middle';
@@ -505,13 +496,14 @@ function drawOverview() {
 }
 
 /* Sampling: what happened, and what would happen with other settings. */
-const NAMES = {top_k: 'top-k', top_p: 'top-p', min_p: 'min-p', temperature: 'temperature', typ_p: 'typical', penalties: 'penalties'};
+const NAMES = {top_k: 'top-k', top_p: 'top-p', min_p: 'min-p', typ_p: 'typical', temperature: word('temperature'), penalties: word('penalties')};
 const knobs = {...D.params};
 function drawFunnel() {
   const step = D.steps[state.step], kids = [];
   const changed = Object.keys(knobs).some(k => knobs[k] !== D.params[k]);
-  kids.push(h('header', {class: 'bar-top'}, h('h2', {}, S.funnel), h('span', {class: 'crumb'},
-    `step ${state.step + 1}: after ${step.position} ${D.tokens[step.position].text}, chosen ${piece(step.token)}`), tag(changed ? S.recomputed : step.funnel ? S.measured : S.derived)));
+  kids.push(h('header', {class: 'bar-top'}, h('h2', {}, word('funnel')), h('span', {class: 'crumb'},
+    word('step_chosen', {step: state.step + 1, i: step.position, token: D.tokens[step.position].text, chosen: piece(step.token)})),
+    tag(word(changed ? 'recomputed' : step.funnel ? 'measured' : 'derived'))));
   kids.push(h('div', {class: 'funnel'}, changed || !step.funnel ? recomputed(step) : happened(step)));
   const slider = (key, name, min, max, by) => {
     const out = h('output', {}, knobs[key]);
@@ -520,15 +512,16 @@ function drawFunnel() {
       put(kids.at(-2), recomputed(step));
     }, onchange: drawFunnel}), out);
   };
-  kids.push(h('div', {class: 'sliders'}, h('b', {}, S.whatIf), slider('temperature', 'temperature', 0, 2, 0.05), slider('top_k', 'top-k', 0, 100, 1),
+  kids.push(h('div', {class: 'sliders'}, h('b', {}, word('what_if')), slider('temperature', word('temperature'), 0, 2, 0.05), slider('top_k', 'top-k', 0, 100, 1),
     slider('top_p', 'top-p', 0, 1, 0.01), slider('min_p', 'min-p', 0, 0.5, 0.01),
-    changed && h('button', {onclick: () => { Object.assign(knobs, D.params); drawFunnel(); }}, S.reset)));
+    changed && h('button', {onclick: () => { Object.assign(knobs, D.params); drawFunnel(); }}, word('reset'))));
   put(funnelBox, kids);
 }
 const N_SHOWN = 8;
+const keeps = (a, b, kept) => a < b ? word('keeps', {a, b: b.toLocaleString('en'), p: pct(kept)}) : word('candidates', {n: a.toLocaleString('en')});
 function happened(step) {
   const f = step.funnel, columns = f.stages.map(stage => {
-    const left = stage.after < stage.before ? `keeps ${stage.after} of ${stage.before.toLocaleString('en')}: ${pct(stage.kept)}` : `${stage.after.toLocaleString('en')} candidates`;
+    const left = keeps(stage.after, stage.before, stage.kept);
     return h('div', {class: 'stage'}, h('h3', {}, NAMES[stage.stage] || stage.stage, stage.setting === null ? '' : ` ${stage.setting}`),
       h('div', {class: 'facts2'}, left), stage.candidates.slice(0, N_SHOWN).map(c =>
         bar(c.token, stage.stage === 'temperature' ? c.after : c.before, pct(stage.stage === 'temperature' ? c.after : c.before),
@@ -537,9 +530,9 @@ function happened(step) {
   return [...columns, drawColumn(f.draw.candidates.map(c => [c.id, c.probability]), f.draw)];
 }
 function drawColumn(candidates, draw) {
-  const kids = [h('h3', {}, draw.u === null ? 'most probable' : 'draw')];
+  const kids = [h('h3', {}, word(draw.u === null ? 'most_probable' : 'draw'))];
   if (draw.u !== null && draw.u !== undefined) {
-    const W = 150, H = 170, svg = h('svg', {width: W, height: H, role: 'img', 'aria-label': `the random number ${draw.u.toFixed(3)} falls on ${piece(draw.token)}`});
+    const W = 150, H = 170, svg = h('svg', {width: W, height: H, role: 'img', 'aria-label': word('falls_on', {u: draw.u.toFixed(3), token: piece(draw.token)})});
     let from = 0;
     candidates.forEach(([id, p], i) => {
       svg.append(h('rect', {x: 22, width: 26, y: from * (H - 4) + 2, height: Math.max(0.5, p * (H - 4) - 0.5), fill: id === draw.token ? 'var(--ffn)' : i % 2 ? 'var(--c2)' : 'var(--c1)', stroke: 'var(--line)'}, h('title', {}, `${piece(id)} ${pct(p)}`)));
@@ -548,7 +541,7 @@ function drawColumn(candidates, draw) {
     });
     const y = draw.u * (H - 4) + 2;
     svg.append(h('path', {d: `M4 ${y - 5}L20 ${y}L4 ${y + 5}Z`, fill: 'var(--pick)'}), h('line', {x1: 18, x2: 50, y1: y, y2: y, stroke: 'var(--pick)', 'stroke-width': 1.5}));
-    kids.push(h('div', {class: 'facts2'}, `u = ${draw.u.toFixed(3)} in [${draw.below.toFixed(3)}, ${(draw.below + draw.probability).toFixed(3)})`), svg);
+    kids.push(h('div', {class: 'facts2'}, word('u_in', {u: draw.u.toFixed(3), a: draw.below.toFixed(3), b: (draw.below + draw.probability).toFixed(3)})), svg);
   }
   return h('div', {class: 'stage'}, kids);
 }
@@ -563,7 +556,7 @@ function recomputed(step) {
     const p = probs(), count = keep(p), was = n;
     const kept = p.slice(0, count).reduce((a, b) => a + b, 0) + (count >= list.length && n > list.length ? 1 - p.reduce((a, b) => a + b, 0) : 0);
     if (count < list.length || count < n) { if (count <= list.length) { other = 0; n = count; } }
-    columns.push(h('div', {class: 'stage'}, h('h3', {}, name), h('div', {class: 'facts2'}, n < was ? `keeps ${n} of ${was.toLocaleString('en')}: ${pct(kept)}` : `${n.toLocaleString('en')} candidates`),
+    columns.push(h('div', {class: 'stage'}, h('h3', {}, name), h('div', {class: 'facts2'}, keeps(n, was, kept)),
       list.slice(0, N_SHOWN).map((c, i) => bar(piece(c.id), p[i], pct(p[i]), (i >= count ? 'gone ' : '') + (c.id === step.token ? 'won' : '')))));
     list = list.slice(0, Math.max(1, count));
   };
@@ -574,8 +567,8 @@ function recomputed(step) {
     if (knobs.min_p > 0) stage(`min-p ${knobs.min_p}`, p => { const i = p.findIndex(v => v < knobs.min_p * p[0]); return i < 0 ? all() : i; });
     list = list.map(c => ({id: c.id, x: c.x / knobs.temperature}));
     if (other) other = w.bins.reduce((sum, k, i) => sum + k * Math.exp((w.low + (i + 0.5) * (w.high - w.low) / w.bins.length - top) / knobs.temperature), 0);
-    stage(`temperature ${knobs.temperature}`, all);
-  } else stage('greedy', () => 1);
+    stage(`${word('temperature')} ${knobs.temperature}`, all);
+  } else stage(word('greedy'), () => 1);
   const u = step.funnel && step.funnel.draw.u, p = probs();
   if (u !== null && u !== undefined && knobs.temperature > 0) {
     let sum = 0, i = p.findIndex(v => (sum += v) > u); if (i < 0) i = p.length - 1;
@@ -592,7 +585,7 @@ function drawWrites() {
   const low = Math.min(...sums), high = Math.max(...sums), y = v => 8 + (high - v) / (high - low || 1) * (H - 26), bw = (W - 46) / NS;
   const best = [...parts.keys()].sort((a, b) => Math.abs(parts[b]) - Math.abs(parts[a])).slice(0, 4);
   const svg = h('svg', {width: W, height: H, role: 'img', class: 'chart', tabindex: 0, onkeydown: keys,
-    'aria-label': `${S.writes}: ` + best.map(s => `${half(s)} ${parts[s].toFixed(2)}`).join(', ')});
+    'aria-label': `${word('writes')}: ` + best.map(s => `${half(s)} ${parts[s].toFixed(2)}`).join(', ')});
   [low, 0, high].forEach(v => { if (v === 0 || v !== low || low < 0) svg.append(h('line', {x1: 34, x2: W, y1: y(v), y2: y(v), stroke: 'var(--line)'}), h('text', {x: 0, y: y(v) + 3}, v.toFixed(1))); });
   parts.forEach((p, s) => {
     const x = 38 + s * bw, a = y(sums[s]), b = y(sums[s + 1]);
@@ -608,9 +601,9 @@ function drawWrites() {
     const right = 38 + s * bw > W - 110;
     svg.append(h('text', {x: right ? 38 + s * bw - 4 : 38 + s * bw, y: Math.max(9, at), 'text-anchor': right ? 'end' : 'start', style: {fill: 'var(--ink)'}}, `${half(s)} ${parts[s] >= 0 ? '+' : ''}${parts[s].toFixed(1)}`));
   });
-  put(writesBox, h('header', {class: 'bar-top'}, h('h2', {}, S.writes), h('span', {class: 'crumb'}, `${piece(step.token)}, ${step.centred ? 'over the mean of the vocabulary' : 'raw'}`), tag(S.derived)),
-    svg, h('div', {class: 'facts2'}, step.check, h('span', {}, S.notCause)),
-    h('details', {}, h('summary', {}, S.table), h('div', {class: 'tablebox'}, h('table', {}, h('tr', {}, ['layer', 'attn', 'ffn', 'sum so far'].map(x => h('th', {}, x))),
+  put(writesBox, h('header', {class: 'bar-top'}, h('h2', {}, word('writes')), h('span', {class: 'crumb'}, word(step.centred ? 'over_mean' : 'uncentred', {token: piece(step.token)})), tag(word('derived'))),
+    svg, h('div', {class: 'facts2'}, step.check, h('span', {}, word('not_cause'))),
+    h('details', {}, h('summary', {}, word('table')), h('div', {class: 'tablebox'}, h('table', {}, h('tr', {}, [word('layer'), 'attn', 'ffn', word('sum_so_far')].map(x => h('th', {}, x))),
       h('tr', {}, h('td', {}, 'embed'), h('td', {}, parts[0].toFixed(3)), h('td', {}), h('td', {}, sums[1].toFixed(2))),
       [...Array(L).keys()].map(l => h('tr', {}, h('td', {}, l), h('td', {}, parts[2 * l + 1].toFixed(3)), h('td', {}, parts[2 * l + 2].toFixed(3)), h('td', {}, sums[2 * l + 3].toFixed(2))))))));
 }
@@ -618,18 +611,18 @@ function drawWrites() {
 /* Generated tokens, each with its alternatives. */
 function drawChoices() {
   const step = D.steps[state.step];
-  if (!step.alternatives) { put(choicesBox, h('h2', {}, S.choices), h('p', {}, 'none were asked for')); return; }
+  if (!step.alternatives) { put(choicesBox, h('h2', {}, word('choices')), h('p', {}, word('none_generated'))); return; }
   const rest = 1 - step.alternatives.reduce((a, [, p]) => a + p, 0);
   const place = step.alternatives.findIndex(([id]) => id === step.token);
-  put(choicesBox, h('header', {class: 'bar-top'}, h('h2', {}, S.choices), tag(S.measured)),
+  put(choicesBox, h('header', {class: 'bar-top'}, h('h2', {}, word('choices')), tag(word('measured'))),
     h('div', {class: 'pills'}, D.steps.map((s, i) => {
       const pill = h('button', {class: 'pill', dir: 'auto', 'aria-pressed': String(i === state.step), onclick: () => go({step: i, token: s.position})}, piece(s.token), h('small', {}, pct(s.probability)));
       pill.style.borderBottomColor = `rgba(var(--surprise), ${clamp(-Math.log2(s.probability) / 6, 0.05, 1)})`;
       return pill;
     })),
-    h('h3', {}, `Instead of ${piece(step.token)}` + (place > 0 ? ` (number ${place + 1})` : '')),
+    h('h3', {}, word(place > 0 ? 'instead_number' : 'instead', {token: piece(step.token), n: place + 1})),
     step.alternatives.map(([id, p]) => bar(piece(id), p, pct(p), id === step.token ? 'won' : '')),
-    bar(S.restOf, Math.max(0, rest), pct(Math.max(0, rest)), 'gone-not'));
+    bar(word('rest'), Math.max(0, rest), pct(Math.max(0, rest)), 'gone-not'));
 }
 
 /* Keys, find, help, theme. */
@@ -658,7 +651,8 @@ function toStep(i) { i = clamp(i, 0, D.steps.length - 1); go({step: i, token: D.
 function reveal() {
   const x = state.token * CW, room = scroller.clientWidth - RAIL;
   if (x < scroller.scrollLeft) scroller.scrollLeft = x;
-  if (x + CW > scroller.scrollLeft + room) scroller.scrollLeft = x + CW - room;
+  const end = Math.min(N, state.token + 2) * CW; // what came next is seen as well
+  if (end > scroller.scrollLeft + room) scroller.scrollLeft = end - room;
 }
 lensCanvas.addEventListener('keydown', keys);
 lensCanvas.addEventListener('click', e => {
@@ -672,7 +666,7 @@ lensCanvas.addEventListener('mousemove', e => {
   const t = Math.floor((e.clientX - box.left - RAIL + scroller.scrollLeft) / CW), at = s * T + t;
   lensCanvas.title = A.ranks && t >= 0 && t < T && A.ranks[at] >= 0 ? `${half(s)} · ${t} ${D.tokens[t].text}: ` +
     [0, 1, 2, 3, 4].map(k => `${piece(A.ids[at * 5 + k])} ${pct(A.probs[at * 5 + k] / 65535)}`).join('  ') +
-    ` · answer ${piece(D.answers[t])} rank ${A.ranks[at] + 1}, entropy ${(A.entropy[at] / 2000).toFixed(1)} bits, KL ${(A.kl[at] / 1000).toFixed(1)}` : '';
+    ' · ' + word('cell', {token: piece(D.answers[t]), rank: A.ranks[at] + 1, entropy: (A.entropy[at] / 2000).toFixed(1), kl: (A.kl[at] / 1000).toFixed(1)}) : '';
 });
 function find(text) {
   if (!text) return;
@@ -681,13 +675,13 @@ function find(text) {
     const i = (state.token + k) % T;
     if (D.tokens[i].text.toLowerCase().includes(wanted) || String(D.tokens[i].id) === text) { go({token: i, ...stepAt(i)}); reveal(); say(lensWords()); return; }
   }
-  say('not found');
+  say(word('not_found'));
 }
 let focusBefore = null;
 function help() {
   focusBefore = document.activeElement;
-  put(overlay, h('header', {}, h('h2', {}, 'Keys'), h('span', {class: 'aside'}, h('button', {onclick: closeOverlay}, S.close))),
-    h('table', {}, S.keys.map(([k, what]) => h('tr', {}, h('td', {class: 'mono'}, k), h('td', {class: 'piece'}, what)))), h('p', {}, S.keysNote));
+  put(overlay, h('header', {}, h('h2', {}, word('keys')), h('span', {class: 'aside'}, h('button', {onclick: closeOverlay}, word('close')))),
+    h('table', {}, KEYS.map(([k, what]) => h('tr', {}, h('td', {class: 'mono'}, k), h('td', {class: 'piece'}, word('key_' + what))))), h('p', {}, word('keys_note')));
   overlay.dataset.kind = 'help'; overlay.hidden = false; overlay.focus();
 }
 function closeOverlay() {

@@ -25,6 +25,7 @@ from tinyllm.trace.neurons import NEIGHBOUR_LIMIT, Neurons, neighbours, stronges
 from tinyllm.trace.observation import STAGES, Observation, Router
 from tinyllm.trace.output_head import OutputHead
 from tinyllm.trace.stage_rows import Activations, StageRange
+from tinyllm.trace.texts import Note
 from tinyllm.trace.tokens import TraceToken, describe_tokens, display
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Trace:
     windows: list[int]
     piece: Mapping[int, str] = field(repr=False)
     saved_layers: Collection[int] | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -207,11 +208,11 @@ def trace(
     times["neighbours"] = perf_counter() - began
     notes = []
     if not searched:
-        notes.append(f"nearest tokens of embeddings are left out: the table has {size / 1e6:.0f} M numbers")
+        notes.append(Note("note_neighbours", (("millions", size / 1e6),)))
     if not lens.complete:
-        notes.append("the lens skips layers of older tokens to stay within its time")
+        notes.append(Note("note_lens"))
     if cut := max((layer.first_query for layer in attention if layer is not None), default=0):
-        notes.append(f"attention maps begin at query {cut}: those of the whole prompt would not fit in memory")
+        notes.append(Note("note_maps", (("query", cut),)))
     kept = {
         key: value
         for key, value in observation.kept_stages().items()

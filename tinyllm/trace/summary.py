@@ -9,49 +9,46 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tinyllm.trace.texts import DEFAULT, percent, say
+
 if TYPE_CHECKING:
     from tinyllm.trace.record import Trace
 
 N_SOURCES = 5
 
 
-def sentence(trace: Trace, step: int = 0) -> str:
+def sentence(trace: Trace, step: int = 0, language: str = DEFAULT) -> str:
     """One step in words: what was said, how sure the model was, since when it led, and who wrote it."""
-    position = trace.positions[step]
+    position, lens = trace.positions[step], trace.lens
     choice = trace.contributions[step]
-    piece = trace.piece[choice.token]
-    final = trace.lens.top_ids[-1, position]
-    prob = float(trace.lens.answer_probs[-1, position])
-    rank = int(trace.lens.ranks[-1, position])
-    others = [(int(t), float(p)) for t, p in zip(final, trace.lens.top_probs[-1, position], strict=True)]
-    other = next((trace.piece[t], p) for t, p in others if t != choice.token)
-    verb = "said" if trace.steps else "would say"
-    text = f"After {position + 1} tokens the model {verb} `{piece}` ({percent(prob)}"
-    text += (
-        f"; next `{other[0]}` {percent(other[1])})." if rank == 0 else f"; first was `{other[0]}` {percent(other[1])})."
+    rank = int(lens.ranks[-1, position])
+    others = zip(lens.top_ids[-1, position].tolist(), lens.top_probs[-1, position].tolist(), strict=True)
+    other, other_p = next((trace.piece[t], p) for t, p in others if t != choice.token)
+    words = say(
+        language, "said" if trace.steps else "would_say", n=position + 1, token=trace.piece[choice.token]
+    ) + say(
+        language,
+        "next_was" if rank == 0 else "first_was",
+        p=percent(float(lens.answer_probs[-1, position]), language),
+        other=other,
+        q=percent(other_p, language),
     )
-    leads = trace.lens.leads_from(position)
+    leads = lens.leads_from(position)
     if rank > 0:
-        text += f" It was number {rank + 1} of the distribution, and drawn all the same."
+        words += say(language, "drawn_all_the_same", n=rank + 1)
     elif leads is not None:
-        text += " It leads from the embedding on." if leads == 0 else f" It leads from {half_layer(leads)} on."
+        words += say(language, "leads_at_once" if leads == 0 else "leads_from", state=half_layer(leads))
     parts = choice.parts if choice.centred is None else choice.centred
     best = [int(s) for s in np.argsort(-parts) if s > 0][:2]
     if len(best) == 2 and parts[best[0]] > 0:
-        text += f" Most of its logit was written by {half_layer(best[0])}"
-        text += f" and {half_layer(best[1])}." if parts[best[1]] > 0.2 * parts[best[0]] else "."
-    return text
+        two = parts[best[1]] > 0.2 * parts[best[0]]
+        words += say(language, "written_by_two" if two else "written_by", a=half_layer(best[0]), b=half_layer(best[1]))
+    return words
 
 
 def half_layer(state: int) -> str:
     """The name of what wrote a state: `embed`, `attn 3`, `ffn 3`."""
     return "embed" if state == 0 else f"{'ffn' if state % 2 == 0 else 'attn'} {(state - 1) // 2}"
-
-
-def percent(p: float) -> str:
-    """A probability: `62 %`, `0.4 %`, `<0.1 %`."""
-    value = 100 * p
-    return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %" if value >= 0.1 else "<0.1 %"
 
 
 def layer_rows(
@@ -238,15 +235,13 @@ def _setting(trace: Trace, stage: str) -> float | None:
     return None if name is None else float(getattr(trace.params, name))
 
 
-def check(trace: Trace, step: int = 0) -> str:
+def check(trace: Trace, step: int = 0, language: str = DEFAULT) -> str:
     """That the parts of a logit add up to it, in figures."""
     c = trace.contributions[step]
     if c.centred is None:
-        return f"Σ parts {c.sum:.3f} = logit {c.logit:.3f} (rounding of the last product {c.rounding:+.3f})"
-    return (
-        f"Σ parts {c.centred.sum():.3f} = logit {c.logit:.3f} − vocabulary's mean {c.vocabulary_mean:.3f}"
-        f" (rounding of the last product {c.rounding:+.3f})"
-    )
+        return say(language, "check", sum=c.sum, logit=c.logit, rounding=c.rounding)
+    total = c.centred.sum()
+    return say(language, "check_centred", sum=total, logit=c.logit, mean=c.vocabulary_mean, rounding=c.rounding)
 
 
 def stage_rows(trace: Trace, position: int, stages: Sequence[str], layers: Sequence[int]) -> list[dict[str, Any]]:
@@ -322,7 +317,7 @@ def as_dict(
             for token, near in trace.neighbours.items()
         },
         "checks": {"attention_error": trace.attention_error, "lens_complete": trace.lens.complete},
-        "notes": trace.notes,
+        "notes": [str(note) for note in trace.notes],
         "seconds": {name: round(value, 4) for name, value in trace.seconds.items()},
     }
 
