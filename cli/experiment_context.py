@@ -41,7 +41,7 @@ def context(
     depths: Annotated[
         list[str],
         typer.Option("--depths", "-d", help="Tokens in the cache, as far as the model's context goes.", metavar="LIST"),
-    ] = ["0,256,1024,4096,16384"],  # noqa: B006
+    ] = ["0,256,1024,4096"],  # noqa: B006
     n_gen: Annotated[
         int, typer.Option("--n-gen", "-n", help="Tokens that are timed at each depth.", metavar="N", min=1)
     ] = 16,

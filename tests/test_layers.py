@@ -67,9 +67,10 @@ def test_architectures_are_named_in_one_place():
     [
         ("import tinyllm", ["numpy", "numba", "llvmlite", "gguf", "jinja2"]),
         ("import tinyllm_cli.main", ["numpy", "numba", "llvmlite", "gguf", "jinja2", "huggingface_hub"]),
+        ("import tinyllm.experiments.chart", ["numpy"]),
         ("import tinyllm.model, tinyllm.generate", ["numba", "gguf", "huggingface_hub", "rich", "typer"]),
     ],
-    ids=["package", "command line", "model"],
+    ids=["package", "command line", "charts", "model"],
 )
 def test_importing_is_cheap(code, absent):
     probe = f"{code}; import sys; print(*[m for m in {absent} if m in sys.modules])"

@@ -17,7 +17,6 @@ from itertools import pairwise
 from ..errors import InvalidParameterError
 from ..model import Model
 
-DEFAULT_POSITIONS = (16, 32, 64, 128, 256)
 _NEIGHBOURS = 8
 
 
@@ -94,7 +93,7 @@ def _next(sequence, new: Sequence[int]) -> Token:
 def compare(
     model: Model,
     prompt: Sequence[int],
-    positions: Sequence[int] = DEFAULT_POSITIONS,
+    positions: Sequence[int],
     on_token: Callable[[int], None] = lambda position: None,
 ) -> Iterator[Row]:
     """Write up to the last position in both ways; a row comes out at each position.

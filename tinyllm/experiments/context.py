@@ -16,8 +16,6 @@ from ..gguf_file import open_gguf
 from ..kernels.abi import ATTEND, PAGE
 from .memory import CacheDesign, page_bytes
 
-DEFAULT_DEPTHS = (0, 256, 1024, 4096, 16384)
-
 
 @dataclass(frozen=True)
 class Row:
