@@ -46,6 +46,12 @@ def test_kernels_know_no_file_and_no_model(path):
         assert own or name.partition(".")[0] in KERNELS_MAY_IMPORT, name
 
 
+@pytest.mark.parametrize("path", files("tinyllm"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_stands_on_experiments(path):
+    if path.parent.name != "experiments":
+        assert not any(name.startswith("tinyllm.experiments") for name in imports(path))
+
+
 def test_architectures_are_named_in_one_place():
     import tinyllm.config as config
 
