@@ -181,6 +181,6 @@ def test_long_legends_and_titles_stay_inside():
     width = float(root.get("width"))
     for text in root.iter(f"{SVG}text"):
         if text.get("class") is None:
-            assert float(text.get("x")) + 0.56 * 12 * len(text.text) <= width
+            assert float(text.get("x")) + 0.6 * 12 * len(text.text) <= width
     height = float(root.get("height"))
     assert all(float(text.get("y")) < height for text in root.iter(f"{SVG}text"))

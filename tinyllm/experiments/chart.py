@@ -269,7 +269,7 @@ def _n(value: float) -> str:
 def _width(text: str, size: float) -> float:
     """About the pixels that a text takes, whatever the font."""
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
-    return size * (0.56 * (len(text) - wide) + wide)
+    return size * (0.6 * (len(text) - wide) + wide)
 
 
 def _cut(text: str, width: float) -> str:
