@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tinyllm.errors import InvalidParameterError
+from tinyllm.errors import InvalidParameterError, TinyLLMError
 from tinyllm_cli import render
 from tinyllm_cli.options import ConstraintOptions, ModelOptions, text_or_file
 
@@ -24,14 +24,21 @@ def load_model(options: ModelOptions) -> Model:
     from tinyllm import model
 
     path = find_file(options.model)
-    with usage_errors():
-        return model.load(
-            path,
-            n_ctx=options.ctx_size or None,
-            n_threads=options.threads,
-            kv_type=options.cache_type,
-            n_batch=options.batch_size,
-        )
+    try:
+        with usage_errors():
+            return model.load(
+                path,
+                n_ctx=options.ctx_size or None,
+                n_threads=options.threads,
+                kv_type=options.cache_type,
+                n_batch=options.batch_size,
+            )
+    except MemoryError:
+        if not options.ctx_size:
+            raise
+        raise TinyLLMError(
+            f"there is not enough memory for {options.ctx_size} positions: use a smaller context or window"
+        ) from None
 
 
 def find_file(name: str) -> Path:

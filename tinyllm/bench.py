@@ -20,7 +20,7 @@ import numpy as np
 
 from . import __version__
 from .errors import InvalidParameterError
-from .kernels.abi import ROW_POSITION
+from .kernels.abi import PAGE, ROW_POSITION
 from .kernels.jit import compile_seconds
 from .measure import machine
 from .measure.breakdown import Breakdown, break_down
@@ -208,9 +208,9 @@ class Bench:
             raise InvalidParameterError("there is nothing to measure: no prompt and no tokens to generate")
         self.trials, self.n_batch = list(trials), n_batch
         self.repetitions, self.warm_up, self.trace_steps, self.on_run = repetitions, warm_up, trace_steps, on_run
-        n_ctx = max(trial.n_depth + trial.n_tokens for trial in trials)
+        longest = max(trials, key=lambda trial: trial.n_depth + trial.n_tokens)
         compiled = compile_seconds()
-        self.model = load(model, n_ctx=n_ctx, n_threads=n_threads, kv_type=kv_type, n_batch=n_batch)
+        self.model = _load(model, longest, n_threads=n_threads, kv_type=kv_type, n_batch=n_batch)
         self.load_s = self.model.load_s - (compile_seconds() - compiled)
         observe = layers or trace_steps > 0
         if observe and not machine.has_steady_clock():
@@ -324,6 +324,36 @@ class Bench:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _load(path: str | os.PathLike[str], longest: Trial, **options: Any) -> Model:
+    """The model, with room for the longest trial. Raises InvalidParameterError where there cannot be any."""
+    n_ctx = longest.n_depth + longest.n_tokens
+    try:
+        model = load(path, n_ctx=n_ctx, **options)
+    except MemoryError:
+        raise InvalidParameterError(
+            f"{longest.name}: there is no memory for {n_ctx} positions; measure fewer"
+        ) from None
+    if model.n_ctx < n_ctx:
+        model.close()
+        raise InvalidParameterError(
+            f"{longest.name} needs {n_ctx} positions, and {model.path.name} has {model.n_ctx} at most; measure fewer"
+        )
+    # The cache is committed as it is filled: without this check, the system would end the process in the middle.
+    window_end = model.n_batch + PAGE
+    sizes = [
+        pool.page_bytes * (n_ctx if not layer.window else min(n_ctx, layer.window + window_end)) / PAGE
+        for layer, pool in zip(model.config.layers, model.cache.layers, strict=True)
+    ]
+    memory = machine.memory_bytes()
+    if memory is not None and sum(sizes) > memory:
+        model.close()
+        raise InvalidParameterError(
+            f"{longest.name}: {n_ctx} positions take {sum(sizes) / 1e9:.0f} GB of cache, and there are"
+            f" {memory / 1e9:.0f} GB of memory; measure fewer"
+        )
+    return model
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,14 @@ def governor() -> str | None:
         return None
 
 
+def memory_bytes() -> int | None:
+    """The machine's memory; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
 def has_steady_clock() -> bool:
     """Whether the counter behind the stamps runs at one rate on all cores; True where nothing says otherwise."""
     try:
