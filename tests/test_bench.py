@@ -90,13 +90,13 @@ def test_nothing_to_measure_is_refused(model_path):
 
 def test_trials_that_do_not_fit_the_models_context_are_refused():
     path = Path(__file__).parent / "data" / "architectures" / "starcoder.gguf"
-    with pytest.raises(InvalidParameterError, match="pp70 @ d9 needs 79 positions, and starcoder.gguf has 64 at most"):
+    with pytest.raises(InvalidParameterError, match=r"pp70 @ d9 needs 79 positions, and starcoder.gguf has 64 at most"):
         Bench(path, [Trial(8, 0), Trial(70, 0, 9)], layers=True)
 
 
 def test_trials_that_do_not_fit_into_memory_are_refused(model_path, monkeypatch):
     monkeypatch.setattr(machine, "memory_bytes", lambda: 30_000)
-    with pytest.raises(InvalidParameterError, match="pp8 @ d400: 408 positions take .* GB of cache"):
+    with pytest.raises(InvalidParameterError, match=r"pp8 @ d400: 408 positions take .* GB of cache"):
         Bench(model_path, [Trial(8, 0, 400), Trial(8, 0)])
     with Bench(model_path, [Trial(8, 0)], repetitions=1) as bench:
         assert len(list(bench.results())) == 1
