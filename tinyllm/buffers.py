@@ -15,6 +15,13 @@ def padded(n: int) -> int:
     return -(-n // 32) * 32
 
 
+def _odd_lines(n_bytes: int) -> int:
+    """At least so many bytes, an odd number of cache lines: then the same columns of many rows, which a panel writes one
+    after another, spread over all sets of a cache. With 12 kB to a row they share one of its 64 sets.
+    """
+    return (n_bytes // 64 | 1) * 64
+
+
 def aligned_zeros(n_bytes: int, alignment: int = 64) -> np.ndarray:
     """Zeroed bytes, committed by the system as they are touched."""
     memory = np.zeros(n_bytes + alignment, np.uint8)
@@ -64,7 +71,7 @@ class Buffer:
     @property
     def stride(self) -> int:
         """Bytes from row to row."""
-        return self.base.stride if self.base else padded(self.width) * 4
+        return self.base.stride if self.base else _odd_lines(padded(self.width) * 4)
 
     @property
     def address(self) -> int:
@@ -90,7 +97,7 @@ class Buffer:
 
     @property
     def records_stride(self) -> int:
-        return self.root.stride // 128 * abi.RECORD
+        return _odd_lines(padded(self.root.width) // 32 * abi.RECORD)
 
     def at(self, name: str) -> dict[str, int]:
         """Address and stride, as the arguments of this name that kernels have."""

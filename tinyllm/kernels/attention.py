@@ -24,6 +24,7 @@ from .abi import (
     ROW_POSITION,
 )
 from .cache_types import CACHE_ACCESS
+from .dealing import draw
 from .elementwise import load_part, store_part
 from .simd import (
     TARGET,
@@ -97,8 +98,8 @@ def rope_and_store(args, thread, n_threads):
     parts_at_once = 2 if n_rows == 1 else n_parts
     units_per_row = (n_parts + parts_at_once - 1) // parts_at_once
     while True:
-        unit = atomic_add(args, 1)
-        if unit >= n_rows * units_per_row:
+        unit = draw(args, thread, n_threads, n_rows * units_per_row)
+        if unit < 0:
             break
         row = unit // units_per_row
         first = (unit - row * units_per_row) * parts_at_once
@@ -203,12 +204,11 @@ def attend(args, thread, n_threads):
     n_partitions = load_i64(blocks + BLOCK_POSITION) // PARTITION + 1 - partition_start
     n_units = n_partitions * n_kv_heads if single else n_blocks * n_kv_heads
     while True:
-        unit = atomic_add(args, 1)
-        if unit >= n_units:
+        unit = draw(args, thread, n_threads, n_units)
+        if unit < 0:
             break
-        # The last blocks look back the furthest: they go first.
         head = unit % n_kv_heads
-        block = blocks if single else blocks + (n_blocks - 1 - unit // n_kv_heads) * BLOCK_BYTES
+        block = blocks if single else blocks + unit // n_kv_heads * BLOCK_BYTES
         first_row = load_i64(block + BLOCK_FIRST)
         n_tokens = load_i64(block + BLOCK_ROWS)
         position = load_i64(block + BLOCK_POSITION)

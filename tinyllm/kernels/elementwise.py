@@ -26,12 +26,12 @@ from .abi import (
     SPLIT,
     WEIGH,
 )
+from .dealing import draw
 from .dot import negative_sums
 from .simd import (
     absolute,
     add,
     add_i32,
-    atomic_add,
     fma,
     keep_first,
     load_f32,
@@ -115,8 +115,8 @@ def quantize(args, thread, n_threads):
     else:
         segments = (n + SEGMENT - 1) // SEGMENT
         while True:
-            unit = atomic_add(args, 1)
-            if unit >= n_rows * segments:
+            unit = draw(args, thread, n_threads, n_rows * segments)
+            if unit < 0:
                 break
             row = unit // segments
             start = (unit - row * segments) * SEGMENT
@@ -137,8 +137,8 @@ def split(args, thread, n_threads):
     records = load_i64(args + static(A.records))
     records_stride = load_i64(args + static(A.records_stride))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         at = x + row * x_stride
         record = records + 2 * row * records_stride
@@ -161,8 +161,8 @@ def join(args, thread, n_threads):
     y = load_i64(args + static(A.y))
     y_stride = load_i64(args + static(A.y_stride))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         first = x + 2 * row * x_stride
         for i in range(0, n, 16):
@@ -196,10 +196,10 @@ def norm(args, thread, n_threads):
             row = 0
             target = thread
         else:
-            row = atomic_add(args, 1)
-            target = row
-            if row >= n_rows:
+            row = draw(args, thread, n_threads, n_rows)
+            if row < 0:
                 break
+            target = row
         for segment in range(segments):
             at = x + row * x_stride + segment * n * 4
             out = h + target * h_stride + segment * n * 4
@@ -249,8 +249,8 @@ def gather(args, thread, n_threads):
     y = load_i64(args + static(A.y))
     y_stride = load_i64(args + static(A.y_stride))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         source = x + load_i64(index + 8 * row) * x_stride
         for i in range(0, n, 16):
@@ -270,8 +270,8 @@ def activate(args, thread, n_threads):
     records_stride = load_i64(args + static(A.records_stride))
     segments = (n + SEGMENT - 1) // SEGMENT
     while True:
-        unit = atomic_add(args, 1)
-        if unit >= n_rows * segments:
+        unit = draw(args, thread, n_threads, n_rows * segments)
+        if unit < 0:
             break
         row = unit // segments
         start = (unit - row * segments) * SEGMENT
@@ -299,8 +299,8 @@ def limit(args, thread, n_threads):
     x = load_i64(args + static(A.x))
     x_stride = load_i64(args + static(A.x_stride))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         at = x + row * x_stride
         for i in range(0, n, 16):
@@ -315,8 +315,8 @@ def weigh(args, thread, n_threads):
     x_stride = load_i64(args + static(A.x_stride))
     weights = load_i64(args + static(A.weights))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         at = x + row * x_stride
         weight = splat_f32(load_f32(weights + 4 * row))
@@ -347,8 +347,8 @@ def copy_heads(args, thread, n_threads):
     y_stride = load_i64(args + static(A.y_stride))
     y_step = load_i64(args + static(A.y_step))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         for head in range(n_heads):
             source = x + row * x_stride + head * x_step

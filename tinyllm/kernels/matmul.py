@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .abi import LINEAR, RECORD, RECORD_NEGATIVE, RECORD_SCALE, RECORD_SUM, RECORD_SUMS
+from .dealing import draw
 from .dot import make_dot
 from .formats import TILES
 from .simd import (
     TARGET,
     add,
-    atomic_add,
     broadcast4,
     broadcast_f32,
     fma,
@@ -44,7 +44,7 @@ UNROLL = TARGET.wide_registers
 PREFETCH = 2048
 # Blocks of 32 inputs that are unpacked at a time: codes and scales stay in the first-level cache.
 CHUNK_BLOCKS = 24
-# Tokens per pass over the chunk: their activations stay in the second-level cache.
+# Most tokens per pass over the chunk, a multiple of 4: their activations stay in the second-level cache.
 CHUNK_TOKENS = 128
 
 
@@ -81,11 +81,12 @@ def gemv(args, thread, n_threads):
     bias = load_i64(args + static(A.bias))
     accumulate = load_i64(args + static(A.accumulate))
     out_scale = load_f32(args + static(A.scale))
+    n_groups = (panels + grain - 1) // grain
     while True:
-        first = atomic_add(args, grain)
-        if first >= panels:
+        unit = draw(args, thread, n_threads, n_groups)
+        if unit < 0:
             break
-        for panel in range(first, min(first + grain, panels)):
+        for panel in range(unit * grain, min((unit + 1) * grain, panels)):
             tile = weights + panel * panel_bytes
             record = x
             acc = zero_f32()
@@ -134,87 +135,93 @@ def gemm(args, thread, n_threads):
     unpacked = load_i64(args + static(A.scratch)) + thread * load_i64(args + static(A.scratch_stride))
     groups = opaque(static(len(GROUPS[0])))
     sums_at = unpacked + static(CHUNK_BLOCKS * UNPACKED)
+    n_groups = (panels + grain - 1) // grain
+    n_chunks = (n_rows + static(CHUNK_TOKENS - 1)) // CHUNK_TOKENS
+    chunk_tokens = ((n_rows + n_chunks - 1) // n_chunks + 3) // 4 * 4
     while True:
-        first = atomic_add(args, grain)
-        if first >= panels:
+        # All panels of some rows, then of the next: what a thread has made of its rows, it goes on with.
+        unit = draw(args, thread, n_threads, n_chunks * n_groups)
+        if unit < 0:
             break
+        chunk = unit // n_groups
+        first = (unit - chunk * n_groups) * grain
         last = min(first + grain, panels)
-        for token_start in range(0, n_rows, CHUNK_TOKENS):
-            token_end = min(token_start + CHUNK_TOKENS, n_rows)
-            for tile_start in range(0, tiles, CHUNK_TILES):
-                tile_end = min(tile_start + CHUNK_TILES, tiles)
-                n_blocks = (tile_end - tile_start) * BLOCKS
-                for panel in range(first, last):
-                    tile = weights + panel * panel_bytes + tile_start * TILE_BYTES
-                    out = unpacked
-                    for _ in range(tile_start, tile_end):
-                        for block in range(BLOCKS):
-                            codes_at = tile + block * CODE_STRIDE
-                            for group in static(range(8)):
-                                store_i8x64(out + 64 * group, codes[group](codes_at))
+        token_start = chunk * chunk_tokens
+        token_end = min(token_start + chunk_tokens, n_rows)
+        for tile_start in range(0, tiles, CHUNK_TILES):
+            tile_end = min(tile_start + CHUNK_TILES, tiles)
+            n_blocks = (tile_end - tile_start) * BLOCKS
+            for panel in range(first, last):
+                tile = weights + panel * panel_bytes + tile_start * TILE_BYTES
+                out = unpacked
+                for _ in range(tile_start, tile_end):
+                    for block in range(BLOCKS):
+                        codes_at = tile + block * CODE_STRIDE
+                        for group in static(range(8)):
+                            store_i8x64(out + 64 * group, codes[group](codes_at))
+                        for half in static(range(HALVES)):
+                            store_f32x16(out + static(512 + 64 * half), scale(tile, block, integer(half)))
+                            if static(MINIMUM):
+                                store_f32x16(
+                                    out + static(512 + 64 * (HALVES + half)), minimum(tile, block, integer(half))
+                                )
+                        out += UNPACKED
+                    tile += TILE_BYTES
+                panel_bias = bias + 64 * panel if bias != 0 else 0
+                sums_panel = sums_at + (panel - first) * static(64 * CHUNK_TOKENS)
+                token = token_start
+                for width in static(WIDTHS):
+                    while token + width <= token_end:
+                        records = x + token * x_stride + tile_start * static(BLOCKS * RECORD)
+                        kept = sums_panel + 64 * (token - token_start)
+                        for t in static(range(width)):
+                            if tile_start == 0:
+                                acc[t] = zero_f32()
+                            else:
+                                acc[t] = load_f32x16(kept + 64 * t)
+                            record[t] = records + t * x_stride
+                        w = unpacked
+                        for _ in range(n_blocks):
                             for half in static(range(HALVES)):
-                                store_f32x16(out + static(512 + 64 * half), scale(tile, block, integer(half)))
-                                if static(MINIMUM):
-                                    store_f32x16(
-                                        out + static(512 + 64 * (HALVES + half)), minimum(tile, block, integer(half))
-                                    )
-                            out += UNPACKED
-                        tile += TILE_BYTES
-                    panel_bias = bias + 64 * panel if bias != 0 else 0
-                    sums_panel = sums_at + (panel - first) * static(64 * CHUNK_TOKENS)
-                    token = token_start
-                    for width in static(WIDTHS):
-                        while token + width <= token_end:
-                            records = x + token * x_stride + tile_start * static(BLOCKS * RECORD)
-                            kept = sums_panel + 64 * (token - token_start)
-                            for t in static(range(width)):
-                                if tile_start == 0:
-                                    acc[t] = zero_f32()
-                                else:
-                                    acc[t] = load_f32x16(kept + 64 * t)
-                                record[t] = records + t * x_stride
-                            w = unpacked
-                            for _ in range(n_blocks):
-                                for half in static(range(HALVES)):
-                                    for t in static(range(width)):
-                                        products[t] = dot_start(record[t] + static(NEGATIVE[half]))
-                                    if static(UNROLL):
-                                        for at in static(GROUPS[half]):
-                                            weight_codes = load_i8x64(w + 64 * at)
-                                            for t in static(range(width)):
-                                                inputs = broadcast4(record[t] + 4 * at)
-                                                products[t] = dot(products[t], weight_codes, inputs)
-                                    else:
-                                        for i in range(groups):
-                                            at = static(GROUPS[half][0]) + i
-                                            weight_codes = load_i8x64(w + 64 * at)
-                                            for t in static(range(width)):
-                                                inputs = broadcast4(record[t] + 4 * at)
-                                                products[t] = dot(products[t], weight_codes, inputs)
-                                    weight_scale = load_f32x16(w + static(512 + 64 * half))
-                                    for t in static(range(width)):
-                                        factor = mul(weight_scale, broadcast_f32(record[t] + SCALE))
-                                        acc[t] = fma(factor, to_f32(dot_close(products[t])), acc[t])
-                                    if static(MINIMUM):
-                                        weight_minimum = load_f32x16(w + static(512 + 64 * (HALVES + half)))
-                                        for t in static(range(width)):
-                                            sums = broadcast_f32(record[t] + static(SUMS[half]))
-                                            acc[t] = fma(weight_minimum, sums, acc[t])
                                 for t in static(range(width)):
-                                    record[t] += RECORD
-                                w += UNPACKED
-                            for t in static(range(width)):
-                                if tile_end == tiles:
-                                    finish(
-                                        acc[t],
-                                        y + (token + t) * y_stride + 64 * panel,
-                                        panel_bias,
-                                        accumulate,
-                                        out_scale,
-                                    )
+                                    products[t] = dot_start(record[t] + static(NEGATIVE[half]))
+                                if static(UNROLL):
+                                    for at in static(GROUPS[half]):
+                                        weight_codes = load_i8x64(w + 64 * at)
+                                        for t in static(range(width)):
+                                            inputs = broadcast4(record[t] + 4 * at)
+                                            products[t] = dot(products[t], weight_codes, inputs)
                                 else:
-                                    store_f32x16(kept + 64 * t, acc[t])
-                            token += width
+                                    for i in range(groups):
+                                        at = static(GROUPS[half][0]) + i
+                                        weight_codes = load_i8x64(w + 64 * at)
+                                        for t in static(range(width)):
+                                            inputs = broadcast4(record[t] + 4 * at)
+                                            products[t] = dot(products[t], weight_codes, inputs)
+                                weight_scale = load_f32x16(w + static(512 + 64 * half))
+                                for t in static(range(width)):
+                                    factor = mul(weight_scale, broadcast_f32(record[t] + SCALE))
+                                    acc[t] = fma(factor, to_f32(dot_close(products[t])), acc[t])
+                                if static(MINIMUM):
+                                    weight_minimum = load_f32x16(w + static(512 + 64 * (HALVES + half)))
+                                    for t in static(range(width)):
+                                        sums = broadcast_f32(record[t] + static(SUMS[half]))
+                                        acc[t] = fma(weight_minimum, sums, acc[t])
+                            for t in static(range(width)):
+                                record[t] += RECORD
+                            w += UNPACKED
+                        for t in static(range(width)):
+                            if tile_end == tiles:
+                                finish(
+                                    acc[t],
+                                    y + (token + t) * y_stride + 64 * panel,
+                                    panel_bias,
+                                    accumulate,
+                                    out_scale,
+                                )
+                            else:
+                                store_f32x16(kept + 64 * t, acc[t])
+                        token += width
 
 
 def gemv_float(args, thread, n_threads):
@@ -235,11 +242,12 @@ def gemv_float(args, thread, n_threads):
     bias = load_i64(args + static(A.bias))
     accumulate = load_i64(args + static(A.accumulate))
     out_scale = load_f32(args + static(A.scale))
+    n_groups = (panels + grain - 1) // grain
     while True:
-        first = atomic_add(args, grain)
-        if first >= panels:
+        unit = draw(args, thread, n_threads, n_groups)
+        if unit < 0:
             break
-        for panel in range(first, min(first + grain, panels)):
+        for panel in range(unit * grain, min((unit + 1) * grain, panels)):
             panel_bias = bias + 64 * panel if bias != 0 else 0
             row = 0
             for width in static(WIDTHS):

@@ -10,6 +10,7 @@ import numpy as np
 
 from .abi import COMBINE, GROUP, ROUTE
 from .attention import scalar_exp
+from .dealing import draw
 from .elementwise import load_part, store_part
 from .simd import (
     add,
@@ -52,8 +53,8 @@ def route(args, thread, n_threads):
     normalise = load_i64(args + static(A.normalise))
     scale = load_f32(args + static(A.scale))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         scores = load_i64(args + static(A.scores)) + row * load_i64(args + static(A.scores_stride))
         choice = load_i64(args + static(A.choice)) + row * load_i64(args + static(A.choice_stride))
@@ -216,8 +217,8 @@ def combine(args, thread, n_threads):
     accumulate = load_i64(args + static(A.accumulate))
     scale = splat_f32(load_f32(args + static(A.scale)))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         weights = load_i64(args + static(A.weights))
         places = load_i64(args + static(A.places)) + 8 * row * n_used
