@@ -67,6 +67,7 @@ def pack(name: str, data: np.ndarray, n: int) -> np.ndarray:
         source=data,
         panels=n_panels,
         panel_bytes=tile.panel_bytes(n),
+        gap=0,
         tiles=tile.panel_bytes(n) // tile.bytes,
         weights=weights,
         table=0 if table is None else table,

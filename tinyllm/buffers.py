@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -16,8 +17,10 @@ def padded(n: int) -> int:
 
 
 def _odd_lines(n_bytes: int) -> int:
-    """At least so many bytes, an odd number of cache lines: then the same columns of many rows, which a panel writes one
-    after another, spread over all sets of a cache. With 12 kB to a row they share one of its 64 sets.
+    """At least so many bytes, an odd number of cache lines.
+
+    A panel writes the same columns of many rows: with an odd stride they spread over all sets of a cache, with one of
+    12 kB they share one of its 64 sets.
     """
     return (n_bytes // 64 | 1) * 64
 
@@ -107,7 +110,7 @@ class Buffer:
         """A view of some columns."""
         return Buffer(name, width, self.max_rows, column=self.column + start, base=self.root)
 
-    @property
+    @cached_property
     def array(self) -> np.ndarray:
         """float32 [max_rows, width], a view of the live memory."""
         rows = self.root._memory.view(np.float32).reshape(self.max_rows, -1)

@@ -23,6 +23,7 @@ from .abi import (
     RECORD_SCALE,
     RECORD_SUM,
     RECORD_SUMS,
+    SPAN,
     SPLIT,
     WEIGH,
 )
@@ -261,13 +262,6 @@ def activate(args, thread, n_threads):
     """y = act(gate), times up where there is one (SwiGLU, Shazeer 2020, and its kin), and the records of y."""
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
     n = load_i64(args + static(A.n))
-    gate = load_i64(args + static(A.gate))
-    up = load_i64(args + static(A.up))
-    x_stride = load_i64(args + static(A.x_stride))
-    y = load_i64(args + static(A.y))
-    y_stride = load_i64(args + static(A.y_stride))
-    records = load_i64(args + static(A.records))
-    records_stride = load_i64(args + static(A.records_stride))
     segments = (n + SEGMENT - 1) // SEGMENT
     while True:
         unit = draw(args, thread, n_threads, n_rows * segments)
@@ -275,11 +269,29 @@ def activate(args, thread, n_threads):
             break
         row = unit // segments
         start = (unit - row * segments) * SEGMENT
+        activate_span(args, row, row + 1, start, start + SEGMENT)
+
+
+def activate_part(args, rows, columns):
+    """The same for a span of rows and one of columns that begins at a multiple of 32."""
+    activate_span(args, rows // SPAN, rows % SPAN, columns // SPAN, columns % SPAN)
+
+
+def activate_span(args, row_start, row_end, start, end):
+    n = load_i64(args + static(A.n))
+    gate = load_i64(args + static(A.gate))
+    up = load_i64(args + static(A.up))
+    x_stride = load_i64(args + static(A.x_stride))
+    y = load_i64(args + static(A.y))
+    y_stride = load_i64(args + static(A.y_stride))
+    records = load_i64(args + static(A.records))
+    records_stride = load_i64(args + static(A.records_stride))
+    for row in range(row_start, row_end):
         gate_at = gate + row * x_stride
         up_at = up + row * x_stride
         out = y + row * y_stride
         record = records + row * records_stride
-        for i in range(start, min(start + SEGMENT, n), 32):
+        for i in range(start, min(end, n), 32):
             for part in static((0, 16)):
                 g[part] = load_part(gate_at, i + part, n)
                 if static(GATED):
@@ -408,15 +420,17 @@ ACTIVATIONS = {
 }
 
 
-def build_activation(name: str, gated: bool) -> Callable:
+def build_activation(name: str, gated: bool, part: bool = False) -> Callable:
     act, raise_up = ACTIVATIONS[name]
-    return specialize(activate, A=GATED, GATED=gated, act=act, raise_up=raise_up)
+    span = inline(specialize(activate_span, A=GATED, GATED=gated, act=act, raise_up=raise_up))
+    return specialize(activate_part if part else activate, A=GATED, SPAN=SPAN, activate_span=span)
 
 
 KERNELS = {
     "copy_heads": lambda: specialize(copy_heads, A=COPY_HEADS),
     "gather": lambda: specialize(gather, A=GATHER),
     "gated": lambda activation: build_activation(activation, True),
+    "gated_part": lambda activation: build_activation(activation, True, part=True),
     "join": lambda: specialize(join, A=JOIN),
     "limit": lambda kind: specialize(limit, A=LIMIT, within=cap if kind == "cap" else clamp),
     "norm": lambda kind: specialize(norm, A=NORM, CENTRED=kind == "layer", PRIVATE=False),
