@@ -13,7 +13,6 @@ from .config import ModelConfig
 from .kernels import abi
 from .plan import Plan
 
-
 # Row 0 of each table, in the order of abi.ROW_…, BLOCK_… and RUN_…
 _ROW, _BLOCK, _RUN = struct.Struct("3q"), struct.Struct("5q"), struct.Struct("4q")
 
