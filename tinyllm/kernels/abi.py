@@ -47,7 +47,7 @@ RECORD = 64
 RECORD_SCALE = 32  # f32: scale
 RECORD_SUMS = 36  # f32 x 2: scale · Σ codes of each half
 RECORD_SUM = 44  # f32: scale · Σ codes
-RECORD_NEGATIVE = 48  # 3 words: −Σ codes of each half, then of all, as `dot.negative_sums` writes them
+RECORD_NEGATIVE = 48  # 3 words: −Σ codes of each half, then of all, as `dot.store_codes` writes them
 
 # y[row] (+)= scale · (W x + bias), for rows from *first_row on (0: all). `twin`: two matrices lie in turns of two
 # panels, and the outputs of the second begin so many panels behind those of the first. `then`: a kernel that goes on

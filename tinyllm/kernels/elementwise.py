@@ -19,20 +19,16 @@ from .abi import (
     NORM,
     QUANTIZE,
     RECORD,
-    RECORD_NEGATIVE,
     RECORD_SCALE,
-    RECORD_SUM,
-    RECORD_SUMS,
     SPAN,
     SPLIT,
     WEIGH,
 )
 from .dealing import draw
-from .dot import negative_sums
+from .dot import store_codes
 from .simd import (
     absolute,
     add,
-    add_i32,
     fma,
     keep_first,
     load_f32,
@@ -50,17 +46,16 @@ from .simd import (
     store_f32,
     store_f32x16,
     store_first,
-    store_i8x16,
-    store_i32,
     sub,
     sum_lanes,
-    sum_lanes_i32,
     zero_f32,
 )
 from .specialize import inline, specialize, static
 
 # Inputs of a row that one thread takes at a time.
 SEGMENT = 256
+# In float32, or the kernels would compute in float64.
+_CODES, _SCALE, _NOTHING = np.float32(127.0), np.float32(1.0 / 127.0), np.float32(0.0)
 
 
 @inline
@@ -83,22 +78,11 @@ def store_part(at, i, n, value):
 def quantize_block(low, high, record):
     """Write the record of 32 values: scale = max|x| / 127, codes rounded to nearest even."""
     peak = max_lanes(maximum(absolute(low), absolute(high)))
-    scale = peak * (1.0 / 127.0)
-    inverse = 127.0 / peak if peak > 0.0 else 0.0
+    scale = peak * _SCALE
+    inverse = _CODES / peak if peak > _NOTHING else _NOTHING
     factor = splat_f32(inverse)
-    codes_low = round_to_i32(mul(low, factor))
-    codes_high = round_to_i32(mul(high, factor))
-    store_i8x16(record, codes_low)
-    store_i8x16(record + 16, codes_high)
-    sum_low = sum_lanes_i32(codes_low)
-    sum_high = sum_lanes_i32(codes_high)
     store_f32(record + RECORD_SCALE, scale)
-    store_f32(record + RECORD_SUMS, scale * sum_low)
-    store_f32(record + RECORD_SUMS + 4, scale * sum_high)
-    store_f32(record + RECORD_SUM, scale * (sum_low + sum_high))
-    store_i32(record + RECORD_NEGATIVE, negative_sums(codes_low))
-    store_i32(record + RECORD_NEGATIVE + 4, negative_sums(codes_high))
-    store_i32(record + RECORD_NEGATIVE + 8, negative_sums(add_i32(codes_low, codes_high)))
+    store_codes(record, round_to_i32(mul(low, factor)), round_to_i32(mul(high, factor)), scale)
 
 
 def quantize(args, thread, n_threads):

@@ -638,10 +638,7 @@ def exp(builder, v):
 _EXP2_POLYNOMIAL = (1.3264727e-3, 9.6715126e-3, 5.5507337e-2, 2.4022242e-1, 6.9314698e-1)
 
 
-@operation(f32x16, f32x16)
-def exp2(builder, v):
-    """2^v for v ≤ 0 with a relative error of 3e-7, for two thirds of the work of `exp`; 1 for 0, at least 2^-126."""
-
+def exp2_ir(builder, v):
     def c(value):
         return constant_ir(f32x16, float(np.float32(value)))
 
@@ -656,10 +653,18 @@ def exp2(builder, v):
 
 
 @operation(f32x16, f32x16)
+def exp2(builder, v):
+    """2^v for v ≤ 127 with a relative error of 3e-7, for two thirds of the work of `exp`; 1 for 0, at least 2^-126."""
+    return exp2_ir(builder, v)
+
+
+@operation(f32x16, f32x16)
 def sigmoid(builder, v):
-    """1 / (1 + e^-v)."""
-    one = constant_ir(f32x16, 1.0)
-    return builder.fdiv(one, builder.fadd(one, exp_ir(builder, builder.fneg(v))))
+    """1 / (1 + e^-v); at least 2^-126."""
+    one, highest = constant_ir(f32x16, 1.0), constant_ir(f32x16, 126.0)
+    exponent = builder.fmul(v, constant_ir(f32x16, -_LOG2E))
+    exponent = builder.select(builder.fcmp_ordered(">", exponent, highest), highest, exponent)
+    return builder.fdiv(one, builder.fadd(one, exp2_ir(builder, exponent)))
 
 
 # log(1 + r) on sqrt(1/2) ≤ 1 + r ≤ sqrt(2): the polynomial of the Cephes library (logf); relative error 1e-7.
