@@ -228,7 +228,7 @@ def test_records():
     x = np.concatenate([activations(96), activations(96, 1e-42), activations(96, 1e30)])
     records = quantize(x)
     blocks = x.reshape(len(x), -1, BLOCK)
-    scale = (np.abs(blocks).max(axis=-1) * np.float64(1 / 127)).astype(np.float32)
+    scale = np.abs(blocks).max(axis=-1) * np.float32(1 / 127)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         exact = blocks.astype(np.float64) / scale[..., None]
     q = records[..., :BLOCK].view(np.int8).astype(int)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from .abi import COMBINE, GROUP, ROUTE
-from .attention import scalar_exp
 from .dealing import draw
 from .elementwise import load_part, store_part
 from .simd import (
@@ -37,6 +36,11 @@ from .specialize import inline, specialize, static
 TAKEN = np.float32(-3e38)
 # llama.cpp divides by no less than the smallest normal half-precision number when it makes weights sum to 1.
 LEAST_SUM = np.float32(6.103515625e-5)
+
+
+@inline
+def scalar_exp(x):
+    return max_lanes(exp(splat_f32(x)))
 
 
 def route(args, thread, n_threads):

@@ -592,11 +592,6 @@ def max_lanes(builder, v):
     return reduce_ir(builder, v, lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
 
 
-@operation(types.int64, i32x16)
-def sum_lanes_i32(builder, v):
-    return builder.sext(reduce_ir(builder, v, builder.add), _I64)
-
-
 @operation(f32x16, f32x16)
 def sqrt(builder, v):
     return call_llvm(builder, "llvm.sqrt.v16f32", f32x16.ir, v)
