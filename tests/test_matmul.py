@@ -67,6 +67,7 @@ def pack(name: str, data: np.ndarray, n: int) -> np.ndarray:
         source=data,
         panels=n_panels,
         panel_bytes=tile.panel_bytes(n),
+        gap=0,
         tiles=tile.panel_bytes(n) // tile.bytes,
         weights=weights,
         table=0 if table is None else table,
@@ -227,7 +228,7 @@ def test_records():
     x = np.concatenate([activations(96), activations(96, 1e-42), activations(96, 1e30)])
     records = quantize(x)
     blocks = x.reshape(len(x), -1, BLOCK)
-    scale = (np.abs(blocks).max(axis=-1) * np.float64(1 / 127)).astype(np.float32)
+    scale = np.abs(blocks).max(axis=-1) * np.float32(1 / 127)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         exact = blocks.astype(np.float64) / scale[..., None]
     q = records[..., :BLOCK].view(np.int8).astype(int)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -13,6 +14,15 @@ from .kernels import abi
 def padded(n: int) -> int:
     """Floats of a row of n: whole records."""
     return -(-n // 32) * 32
+
+
+def _odd_lines(n_bytes: int) -> int:
+    """At least so many bytes, an odd number of cache lines.
+
+    A panel writes the same columns of many rows: with an odd stride they spread over all sets of a cache, with one of
+    12 kB they share one of its 64 sets.
+    """
+    return (n_bytes // 64 | 1) * 64
 
 
 def aligned_zeros(n_bytes: int, alignment: int = 64) -> np.ndarray:
@@ -64,7 +74,7 @@ class Buffer:
     @property
     def stride(self) -> int:
         """Bytes from row to row."""
-        return self.base.stride if self.base else padded(self.width) * 4
+        return self.base.stride if self.base else _odd_lines(padded(self.width) * 4)
 
     @property
     def address(self) -> int:
@@ -90,7 +100,7 @@ class Buffer:
 
     @property
     def records_stride(self) -> int:
-        return self.root.stride // 128 * abi.RECORD
+        return _odd_lines(padded(self.root.width) // 32 * abi.RECORD)
 
     def at(self, name: str) -> dict[str, int]:
         """Address and stride, as the arguments of this name that kernels have."""
@@ -100,7 +110,7 @@ class Buffer:
         """A view of some columns."""
         return Buffer(name, width, self.max_rows, column=self.column + start, base=self.root)
 
-    @property
+    @cached_property
     def array(self) -> np.ndarray:
         """float32 [max_rows, width], a view of the live memory."""
         rows = self.root._memory.view(np.float32).reshape(self.max_rows, -1)

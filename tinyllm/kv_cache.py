@@ -188,11 +188,8 @@ class PageTable:
         self._whole = whole
         # One page table for each group; the kernels index this list.
         self._tables = np.array([pages.table.ctypes.data for pages in self._groups], np.int64)
+        self.address = self._tables.ctypes.data
         self.position = 0
-
-    @property
-    def address(self) -> int:
-        return self._tables.ctypes.data
 
     def numbers(self, group: int) -> list[int]:
         """The pages in a group, of a sequence that keeps all of them."""

@@ -16,12 +16,20 @@ from .buffers import Buffer, aligned_zeros
 from .kernels import abi
 from .kernels.jit import kernel_addresses
 
+_GATED = "elementwise.gated:"
+
+
+def _part(kernel: str) -> str:
+    """The kernel that does a gated activation's work for some rows and columns."""
+    return kernel.replace(_GATED, "elementwise.gated_part:")
+
 
 @dataclass(eq=False)
 class Op:
     """One named step. `weight_bytes` are read per run, `operations_per_row` are arithmetic operations per row.
 
-    `source`: what it reads, where the plan looks at that. `private`: see `Plan._make_private`.
+    `source`: what it reads, where the plan looks at that. `private`: see `Plan._make_private`. `then`: an op whose work
+    this one does piece by piece, see `Plan._fuse_activations`; that op is `done_before`.
     `calls`: the kernels, for one row and for many, that an op calls for each of its `blocks` of arguments.
     """
 
@@ -38,6 +46,8 @@ class Op:
     blocks: Blocks | None = None
     source: Buffer | None = None
     private: bool = False
+    then: Op | None = None
+    done_before: bool = False
 
 
 @dataclass(eq=False)
@@ -132,6 +142,7 @@ class Plan:
     def kernels(self) -> set[str]:
         """Names of all kernels that the ops call."""
         names = {name for op in self.ops for name in (op.one, op.many, *(op.calls or ()))}
+        names |= {_part(name) for name in names if name.startswith(_GATED)}
         kinds = {name for name in names if name.startswith(("elementwise.norm", "elementwise.quantize"))}
         return names | {
             name.replace(".norm:", ".norm_private:").replace(".quantize", ".quantize_private")
@@ -148,15 +159,20 @@ class Plan:
             op.values = _resolved(op.values, shared)
         self.ops = [op for op in self.ops if op.arguments is not abi.QUANTIZE or op.values["records"]]
         self._make_private()
+        self._fuse_activations()
         addresses = kernel_addresses(self.kernels())
         self._words = aligned_zeros(len(self.ops) * abi.Arguments.WORDS * 8).view(np.int64).reshape(len(self.ops), -1)
         table = np.zeros((len(self.ops), abi.OP_BYTES // 8), np.int64)
+        words_of = {id(op): words.ctypes.data for words, op in zip(self._words, self.ops, strict=True)}
         for words, row, op in zip(self._words, table, self.ops, strict=True):
+            if op.then is not None:
+                op.values |= {"then": addresses[_part(op.then.one)], "then_arguments": words_of[id(op.then)]}
             if op.blocks is not None:
                 one, many = (addresses[name] for name in op.calls)
                 op.values |= {"blocks": self._pack(op.blocks, shared), "one": one, "many": many}
             words[:] = op.arguments.pack(**op.values)
-            row[:] = addresses[op.one], addresses[op.many], words.ctypes.data, op.values["n_rows"], op.private
+            one, many = (0, 0) if op.done_before else (addresses[op.one], addresses[op.many])
+            row[:] = one, many, words.ctypes.data, op.values["n_rows"], op.private
         self._table = table
 
     def _make_private(self) -> None:
@@ -181,6 +197,18 @@ class Plan:
                 kernel, _, parameter = op.one.partition(":")
                 op.one = f"{kernel}_private" + (f":{parameter}" if parameter else "")
                 op.private, following.values["private"] = True, 1
+
+    def _fuse_activations(self) -> None:
+        """Let the product that makes gate and up apply the activation as well, a few columns at a time.
+
+        They are in the cache of the thread that has just made them, and a barrier less is to be waited at.
+        """
+        for op, following in itertools.pairwise(self.ops):
+            if op.arguments is not abi.LINEAR or not following.one.startswith(_GATED):
+                continue
+            product, gated = op.values, following.values
+            if product["twin"] and gated["gate"] == product["y"] and gated["n_rows"] == product["n_rows"]:
+                op.then, following.done_before = following, True
 
     def _pack(self, blocks: Blocks, shared: dict[str, int]) -> int:
         """Address of the argument blocks."""

@@ -113,8 +113,9 @@ class PlanWriter(Plan):
         if quantized:
             x.wants_records = True
         self.need_scratch(_GEMM_SCRATCH)
+        grain = min(16, matrix.panels // (4 * self.n_threads))
         return {
-            "grain": max(1, min(16, matrix.panels // (4 * self.n_threads))),
+            "grain": max(1, grain // 4) * 4 if matrix.twin else max(1, grain),
             "panels": matrix.panels,
             "tiles": matrix.tiles,
             "panel_bytes": matrix.panel_bytes,
@@ -130,6 +131,9 @@ class PlanWriter(Plan):
             "scratch": _SCRATCH,
             "scratch_stride": _SCRATCH,
             "first_row": 0,
+            "twin": matrix.twin,
+            "then": 0,
+            "then_arguments": 0,
         }
 
     def norm(

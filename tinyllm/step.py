@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from .buffers import aligned_zeros
 from .config import ModelConfig
 from .kernels import abi
 from .plan import Plan
+
+# Row 0 of each table, in the order of abi.ROW_…, BLOCK_… and RUN_…
+_ROW, _BLOCK, _RUN = struct.Struct("3q"), struct.Struct("5q"), struct.Struct("4q")
 
 
 class Run(NamedTuple):
@@ -46,6 +50,8 @@ class StepInputs:
 
         `out`: numbers of the rows whose results are wanted.
         """
+        if len(runs) == 1 and len(runs[0].tokens) == 1 and self._warming is None:
+            return self._fill_one(runs[0], out)
         block = row = 0
         self.n_runs[0] = len(runs)
         for index, (position, tokens, pages, states) in enumerate(runs):
@@ -66,6 +72,18 @@ class StepInputs:
         if self._warming is not None:
             self.warmth[:row] = self._warming.factors(positions)
         return positions
+
+    def _fill_one(self, run: Run, out: Sequence[int]) -> np.ndarray:
+        """The same for one row, without arrays: caches are cold between two tokens, and each call of NumPy is felt."""
+        position, tokens, pages, states = run
+        _ROW.pack_into(self.rows, 0, position, pages, tokens[0])
+        _BLOCK.pack_into(self.blocks, 0, 0, 1, position, position + 1, pages)
+        _RUN.pack_into(self.runs, 0, 0, 1, *states)
+        self.n_runs[0] = self.n_blocks[0] = 1
+        if out:
+            self.out_index[0] = 0
+        self._fill_rotary(position + 1)
+        return self.rows[:1, abi.ROW_POSITION // 8]
 
     def _fill_rotary(self, n_positions: int) -> None:
         """Have rotary tables for at least so many positions."""

@@ -89,6 +89,7 @@ class Team:
         self._job = self._memory.ctypes.data + -self._memory.ctypes.data % 128
         offset = self._job - self._memory.ctypes.data
         self._words = self._memory[offset : offset + JOB.BYTES].view(np.int64)
+        self._table: np.ndarray | None = None  # the one that the job's words tell of
         self._busy = threading.Lock()
         # For whoever has several things to do around a run that belong together.
         self.steps = threading.Lock()
@@ -129,8 +130,10 @@ class Team:
             if stamps is None and self.recorder is not None:
                 stamps = self.recorder(table)
             words = self._words
-            words[JOB.ops // 8] = table.ctypes.data
-            words[JOB.n_ops // 8] = len(table)
+            if table is not self._table:
+                words[JOB.ops // 8] = table.ctypes.data
+                words[JOB.n_ops // 8] = len(table)
+                self._table = table
             words[JOB.stamps // 8] = 0 if stamps is None else stamps.ctypes.data
             if self.n_threads > 1 and (len(self._workers) < self.n_threads - 1 or self._pid != os.getpid()):
                 self._start_workers()

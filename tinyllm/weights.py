@@ -74,7 +74,10 @@ class Part:
 
 @dataclass(eq=False)
 class Matrix:
-    """A weight matrix [n_outputs, n_inputs] in panels of 16 output rows, or `count` of them one behind the other."""
+    """A weight matrix [n_outputs, n_inputs] in panels of 16 output rows, or `count` of them one behind the other.
+
+    `twin`: its two parts, of so many panels each, lie in turns of two panels.
+    """
 
     name: str
     tile: Tile
@@ -85,6 +88,7 @@ class Matrix:
     bias: Vector | None = None
     count: int = 1
     address: int = 0
+    twin: int = 0
 
     @property
     def panels(self) -> int:
@@ -101,6 +105,12 @@ class Matrix:
     @property
     def n_bytes(self) -> int:
         return self.count * self.panels * self.panel_bytes
+
+    def make_twins(self) -> None:
+        """Let the two parts lie in turns, if they can: their records are of two panels."""
+        sizes = {part.n_outputs for part in self.parts}
+        if len(self.parts) == 2 and len(sizes) == 1 and self.panels % 4 == 0 and not self.tile.is_float:
+            self.twin = self.panels // 2
 
 
 @dataclass(eq=False)
@@ -191,9 +201,16 @@ class Weights:
         return self.stacked_floats(name, self.floats(name, n_inputs).reshape(1, 1, n_inputs), "F32")
 
     def fused(
-        self, names: Sequence[tuple[str, int, str]], n_inputs: int, biases: Sequence[Vector | None] = ()
+        self,
+        names: Sequence[tuple[str, int, str]],
+        n_inputs: int,
+        biases: Sequence[Vector | None] = (),
+        twins: bool = False,
     ) -> Fused:
-        """Matrices with the same input, (name, outputs, stage) each: neighbours of one format become one matrix."""
+        """Matrices with the same input, (name, outputs, stage) each: neighbours of one format become one matrix.
+
+        `twins`: what two of them make is wanted together, so they lie in turns if they have one format and one size.
+        """
         result, columns, column = [], [], 0
         for (name, n_outputs, stage), bias in zip_longest(names, biases):
             tensor = self.tensor(name, n_outputs, n_inputs)
@@ -214,6 +231,8 @@ class Weights:
                 result.append(Matrix(name, tile_of(part.type_name), n_outputs, n_inputs, (part,), stage, bias))
             columns.append(column)
             column += -(-n_outputs // PANEL_ROWS) * PANEL_ROWS
+        if twins and len(result) == 1:
+            result[0].make_twins()
         self._matrices += result
         return Fused(result, columns)
 
@@ -311,6 +330,7 @@ class Weights:
                         source=part.rows.ctypes.data,
                         panels=panels,
                         panel_bytes=matrix.panel_bytes,
+                        gap=2 * matrix.panel_bytes if matrix.twin else 0,
                         tiles=matrix.tiles,
                         weights=target,
                         table=0 if table is None else table.ctypes.data,
@@ -320,7 +340,7 @@ class Weights:
                 kernel = kernels[kernel_of(part.type_name)]
                 team.run(np.array([[kernel, kernel, arguments.ctypes.data, two_rows.ctypes.data]], np.int64))
                 part.release()
-                target += panels * matrix.panel_bytes
+                target += (2 if matrix.twin else panels) * matrix.panel_bytes
 
 
 def vector_of(values: np.ndarray) -> Vector:

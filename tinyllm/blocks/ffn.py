@@ -22,7 +22,7 @@ class FeedForward:
         self.gated = True
         if weights.expects(f"{gate}.weight"):
             names = ((f"{gate}.weight", n_ff, "ffn_gate"), (f"{up}.weight", n_ff, "ffn_up"))
-            self.inner = weights.fused(names, n_embd, (bias(gate, n_ff), bias(up, n_ff)))
+            self.inner = weights.fused(names, n_embd, (bias(gate, n_ff), bias(up, n_ff)), twins=True)
             self.up_column = self.inner.columns[1]
         else:
             # Gate and up may be one matrix, the gate's rows first.

@@ -47,13 +47,17 @@ RECORD = 64
 RECORD_SCALE = 32  # f32: scale
 RECORD_SUMS = 36  # f32 x 2: scale · Σ codes of each half
 RECORD_SUM = 44  # f32: scale · Σ codes
-RECORD_NEGATIVE = 48  # 3 words: −Σ codes of each half, then of all, as `dot.negative_sums` writes them
+RECORD_NEGATIVE = 48  # 3 words: −Σ codes of each half, then of all, as `dot.store_codes` writes them
 
-# y[row] (+)= scale · (W x + bias), for rows from *first_row on (0: all).
+# y[row] (+)= scale · (W x + bias), for rows from *first_row on (0: all). `twin`: two matrices lie in turns of two
+# panels, and the outputs of the second begin so many panels behind those of the first. `then`: a kernel that goes on
+# with what is complete of both, called with `then_arguments` and two spans, of rows and of columns.
 LINEAR = Arguments(
     "grain panels tiles panel_bytes weights private x x_stride y y_stride bias accumulate scale scratch scratch_stride"
-    " first_row"
+    " first_row twin then then_arguments"
 )
+# A span is its first number and the one behind its last, in one word.
+SPAN = 2**32
 
 # h (+)= scale · norm(x), and optionally its records.
 NORM = Arguments(
@@ -169,8 +173,9 @@ class CacheType(NamedTuple):
 # q8_0: int8 codes, and a half-precision scale for each position and 32 dimensions.
 CACHE_TYPES = {"f16": CacheType(64, 1), "f32": CacheType(128, 1), "q8_0": CacheType(34, 32)}
 
-# A row of a plan's table: kernel for one row, kernel for many, arguments, address of the number of rows, and whether
-# the op is private when there is one row: then each thread does all of it for itself, and nobody waits.
+# A row of a plan's table: kernel for one row, kernel for many (0: the op before does this one's work), arguments,
+# address of the number of rows, and whether the op is private when there is one row: then each thread does all of it
+# for itself, and nobody waits.
 OP_ONE, OP_MANY, OP_ARGUMENTS, OP_ROWS, OP_PRIVATE, OP_BYTES = 0, 8, 16, 24, 32, 40
 
 
@@ -186,8 +191,9 @@ class JOB:
     BYTES = 768
 
 
-# Panels of 16 rows from the file's rows; `table` is the address of `pack.table_of` the type, or 0.
-PACK = Arguments("rows n_inputs row_bytes source panels panel_bytes tiles weights table")
+# Panels of 16 rows from the file's rows, with `gap` bytes behind every second; `table` is the address of
+# `pack.table_of` the type, or 0.
+PACK = Arguments("rows n_inputs row_bytes source panels panel_bytes gap tiles weights table")
 
 # Chunks of memory to be read, or chunks of `vectors` vector operations; a vector per thread comes out.
 PROBE = Arguments("memory n_chunks chunk_bytes vectors result")

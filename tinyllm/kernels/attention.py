@@ -24,6 +24,7 @@ from .abi import (
     ROW_POSITION,
 )
 from .cache_types import CACHE_ACCESS
+from .dealing import draw
 from .elementwise import load_part, store_part
 from .simd import (
     TARGET,
@@ -31,7 +32,7 @@ from .simd import (
     add_i32,
     atomic_add,
     broadcast_f32,
-    exp,
+    exp2,
     fma,
     lane_index,
     less,
@@ -62,6 +63,8 @@ from .specialize import inline, specialize, static
 ROW_WIDTHS = (6, 3, 1)
 LANE_VECTORS = 2 if TARGET.wide_registers else 1
 MASKED = np.float32(-1e30)
+# Scores are kept in units of log 2: their exponentials are powers of two.
+LOG2E = np.float32(1.0 / np.log(2.0))
 
 
 def rope_and_store(args, thread, n_threads):
@@ -97,8 +100,8 @@ def rope_and_store(args, thread, n_threads):
     parts_at_once = 2 if n_rows == 1 else n_parts
     units_per_row = (n_parts + parts_at_once - 1) // parts_at_once
     while True:
-        unit = atomic_add(args, 1)
-        if unit >= n_rows * units_per_row:
+        unit = draw(args, thread, n_threads, n_rows * units_per_row)
+        if unit < 0:
             break
         row = unit // units_per_row
         first = (unit - row * units_per_row) * parts_at_once
@@ -168,8 +171,8 @@ def attend(args, thread, n_threads):
     head_bytes = load_i64(args + static(A.head_bytes))
     v_offset = load_i64(args + static(A.v_offset))
     page_table_index = load_i64(args + static(A.pages))
-    scale = load_f32(args + static(A.scale))
-    softcap = load_f32(args + static(A.softcap))
+    scale = load_f32(args + static(A.scale)) * LOG2E
+    softcap = load_f32(args + static(A.softcap)) * LOG2E
     window_left = load_i64(args + static(A.window_left))
     window_right = load_i64(args + static(A.window_right))
     causal = load_i64(args + static(A.causal))
@@ -203,12 +206,11 @@ def attend(args, thread, n_threads):
     n_partitions = load_i64(blocks + BLOCK_POSITION) // PARTITION + 1 - partition_start
     n_units = n_partitions * n_kv_heads if single else n_blocks * n_kv_heads
     while True:
-        unit = atomic_add(args, 1)
-        if unit >= n_units:
+        unit = draw(args, thread, n_threads, n_units)
+        if unit < 0:
             break
-        # The last blocks look back the furthest: they go first.
         head = unit % n_kv_heads
-        block = blocks if single else blocks + (n_blocks - 1 - unit // n_kv_heads) * BLOCK_BYTES
+        block = blocks if single else blocks + unit // n_kv_heads * BLOCK_BYTES
         first_row = load_i64(block + BLOCK_FIRST)
         n_tokens = load_i64(block + BLOCK_ROWS)
         position = load_i64(block + BLOCK_POSITION)
@@ -275,42 +277,50 @@ def attend(args, thread, n_threads):
                                 for v in static(range(VECTORS)):
                                     store_f32x16(scores + (row + t) * 128 + 4 * lane + static(64 * v), acc[t, v])
                         row += width
+                # Most pages are seen as a whole by all rows.
+                all_seen = base >= position + n_tokens - 1 - window_left
+                if causal == 0:
+                    all_seen = all_seen and base + PAGE - 1 <= min(position + window_right, length - 1)
+                else:
+                    all_seen = all_seen and base + PAGE - 1 <= position
+                if softcap != 0.0 or slopes != 0 or not all_seen:
+                    for r in range(n_rows):
+                        at = scores + r * 128
+                        query_position = position + r // group
+                        s_low = load_f32x16(at)
+                        s_high = load_f32x16(at + 64)
+                        if softcap != 0.0:
+                            s_low = soft_cap(s_low, softcap)
+                            s_high = soft_cap(s_high, softcap)
+                        if slopes != 0:
+                            slope = splat_f32(load_f32(slopes + 4 * (head * group + r % group)) * LOG2E)
+                            distance = splat_i32(base - query_position)
+                            s_low = fma(slope, to_f32(add_i32(lane_index(), distance)), s_low)
+                            s_high = fma(
+                                slope, to_f32(add_i32(lane_index(), splat_i32(base + 16 - query_position))), s_high
+                            )
+                        visible_from = query_position - window_left
+                        visible_to = query_position
+                        if causal == 0:
+                            visible_to = min(query_position + window_right, length - 1)
+                        store_f32x16(at, hide(s_low, base, visible_from, visible_to))
+                        store_f32x16(at + 64, hide(s_high, base + 16, visible_from, visible_to))
                 for r in range(n_rows):
                     at = scores + r * 128
-                    query_position = position + r // group
-                    s_low = load_f32x16(at)
-                    s_high = load_f32x16(at + 64)
-                    if softcap != 0.0:
-                        s_low = soft_cap(s_low, softcap)
-                        s_high = soft_cap(s_high, softcap)
-                    if slopes != 0:
-                        slope = splat_f32(load_f32(slopes + 4 * (head * group + r % group)))
-                        distance = splat_i32(base - query_position)
-                        s_low = fma(slope, to_f32(add_i32(lane_index(), distance)), s_low)
-                        s_high = fma(
-                            slope, to_f32(add_i32(lane_index(), splat_i32(base + 16 - query_position))), s_high
-                        )
-                    visible_from = query_position - window_left
-                    visible_to = query_position
-                    if causal == 0:
-                        visible_to = min(query_position + window_right, length - 1)
-                    if base < visible_from or base + PAGE - 1 > visible_to:
-                        s_low = hide(s_low, base, visible_from, visible_to)
-                        s_high = hide(s_high, base + 16, visible_from, visible_to)
-                    store_f32x16(at, s_low)
-                    store_f32x16(at + 64, s_high)
-                    store_f32(tops + 4 * r, max_lanes(maximum(s_low, s_high)))
+                    store_f32(tops + 4 * r, max_lanes(maximum(load_f32x16(at), load_f32x16(at + 64))))
                 # Sixteen rows' maxima at a time; a row's loops have no branches and no sums across lanes.
                 for r in range(0, n_rows, 16):
                     old_max = load_f32x16(part_max + 4 * r)
                     new_max = maximum(old_max, load_f32x16(tops + 4 * r))
                     store_f32x16(part_max + 4 * r, new_max)
-                    store_f32x16(rescale + 4 * r, exp(sub(old_max, new_max)))
+                    store_f32x16(rescale + 4 * r, exp2(sub(old_max, new_max)))
                 for r in range(n_rows):
                     at = scores + r * 128
                     top = broadcast_f32(part_max + 4 * r)
-                    p_low = exp_or_zero(load_f32x16(at), top)
-                    p_high = exp_or_zero(load_f32x16(at + 64), top)
+                    s_low, s_high = load_f32x16(at), load_f32x16(at + 64)
+                    p_low, p_high = exp2(sub(s_low, top)), exp2(sub(s_high, top))
+                    if not all_seen:
+                        p_low, p_high = zero_if_hidden(p_low, s_low), zero_if_hidden(p_high, s_high)
                     store_f32x16(at, p_low)
                     store_f32x16(at + 64, p_high)
                     kept = mul(load_f32x16(part_sums + 64 * r), broadcast_f32(rescale + 4 * r))
@@ -399,7 +409,7 @@ def merge(all_max, all_sum, all_out, part_max, part_sum, part_out, n):
     if new > MASKED:
         if old > MASKED:
             top = max(old, new)
-            a, b = scalar_exp(old - top), scalar_exp(new - top)
+            a, b = scalar_exp2(old - top), scalar_exp2(new - top)
             store_f32(all_max, top)
             store_f32(all_sum, load_f32(all_sum) * a + load_f32(part_sum) * b)
             a16, b16 = splat_f32(a), splat_f32(b)
@@ -420,24 +430,24 @@ def write_row(target, all_max, all_sum, all_out, v_dim, sinks, query_head):
     total = load_f32(all_sum)
     factor = np.float32(1.0)
     if sinks != 0:
-        sink = load_f32(sinks + 4 * query_head)
+        sink = load_f32(sinks + 4 * query_head) * LOG2E
         top = max(load_f32(all_max), sink)
-        factor = scalar_exp(load_f32(all_max) - top)
-        total = total * factor + scalar_exp(sink - top)
+        factor = scalar_exp2(load_f32(all_max) - top)
+        total = total * factor + scalar_exp2(sink - top)
     inverse = factor / total
     for i in range(v_dim):
         store_f32(target + 4 * i, load_f32(all_out + 4 * i) * inverse)
 
 
 @inline
-def scalar_exp(x):
-    return max_lanes(exp(splat_f32(x)))
+def scalar_exp2(x):
+    return max_lanes(exp2(splat_f32(x)))
 
 
 @inline
-def exp_or_zero(s, top):
-    """e^(s - top), exactly zero for hidden positions, also where all are hidden."""
-    return select(less(splat_f32(MASKED), s), exp(sub(s, top)), zero_f32())
+def zero_if_hidden(p, s):
+    """Exactly zero for hidden positions, also where all are hidden."""
+    return select(less(splat_f32(MASKED), s), p, zero_f32())
 
 
 @inline

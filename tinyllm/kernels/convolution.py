@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .abi import CONVOLVE, RUN_BYTES, RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET
+from .dealing import draw
 from .elementwise import load_part, silu, store_part
-from .simd import atomic_add, fma, load_f32x16, load_i64, mul, store_f32x16, zero_f32
+from .simd import fma, load_f32x16, load_i64, mul, store_f32x16, zero_f32
 from .specialize import specialize, static
 
 
@@ -34,8 +35,8 @@ def convolve(args, thread, n_threads):
     panels = (n + 15) // 16
     width = 64 * panels
     while True:
-        panel = atomic_add(args, 1)
-        if panel >= panels:
+        panel = draw(args, thread, n_threads, panels)
+        if panel < 0:
             break
         channel = 16 * panel
         offset = zero_f32()

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .abi import DELTA_RULE, RUN_BYTES, RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET
+from .dealing import draw
 from .elementwise import load_part, store_part
 from .simd import (
     add,
-    atomic_add,
     broadcast_f32,
     exp,
     fma,
@@ -56,8 +56,8 @@ def delta_rule(args, thread, n_threads):
     state = load_i64(args + static(A.state))
     parts = (v_dim + 15) // 16
     while True:
-        panel = atomic_add(args, 1)
-        if panel >= n_heads * parts:
+        panel = draw(args, thread, n_threads, n_heads * parts)
+        if panel < 0:
             break
         head = panel // parts
         part = 16 * (panel - head * parts)

@@ -13,22 +13,33 @@ from dataclasses import dataclass
 import llvmlite.ir as ir
 from numba import types
 
+from .abi import RECORD_NEGATIVE, RECORD_SUMS
 from .simd import (
     TARGET,
+    address,
     by_register,
     call_llvm,
     constant_ir,
     i8x64,
     i16x32,
     i32x16,
+    join_ir,
     load_ir,
     operation,
     reduce_ir,
     splat_ir,
+    split_ir,
+    store_ir,
 )
+
+_I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
+_I32X4, _I32X8 = ir.VectorType(_I32, 4), ir.VectorType(_I32, 8)
 
 # Whether the hardware sums the products of pairs in 16 bits.
 SUMS_PAIRS = TARGET.dot in ("avx2_madd", "avx512_madd")
+
+# Whether the instructions of AVX2 are there, also where wider ones are used for the dot product.
+HAS_AVX2 = SUMS_PAIRS or TARGET.dot in ("avx512_vnni", "avx_vnni")
 
 # On these targets the products of unsigned codes below 128 fit the signed instruction; 8-bit codes are kept signed.
 SIGNED_BYTES = TARGET.dot != "avx512_vnni" and TARGET.dot != "avx_vnni"
@@ -97,27 +108,76 @@ def _generic_dot(builder, acc, weights, activations, weights_signed: bool):
     return acc
 
 
-@operation(types.int64, i32x16)
-def negative_sums(builder, codes):
-    """The word that the starts read, for 64 bytes of activations' codes, one to a lane: −Σ codes.
+@operation(types.void, address, i32x16, i32x16, types.float32)
+def store_codes(builder, record, low, high, scale):
+    """Write 32 codes into a record, and their sums: of the halves and of all, times the scale, and the starts' words.
 
-    As int32, or where pairs are summed in 16 bits, as two int16 that add up to it: of the inputs that `pmaddubsw` puts
-    into even and into odd lanes.
+    A word is −Σ codes as int32, or where pairs are summed in 16 bits, two int16 that add up to it: of the inputs that
+    `pmaddubsw` puts into even and into odd lanes.
     """
-    if not SUMS_PAIRS:
-        return builder.sext(reduce_ir(builder, builder.neg(codes), builder.add), ir.IntType(64))
-    quads = reduce_ir(builder, builder.neg(codes), builder.add, lanes=4)
-    a, b, c, d = (builder.extract_element(quads, ir.IntType(32)(lane)) for lane in range(4))
-    even = builder.and_(builder.add(a, b), ir.IntType(32)(0xFFFF))
-    odd = builder.shl(builder.add(c, d), ir.IntType(32)(16))
-    return builder.zext(builder.or_(even, odd), ir.IntType(64))
+
+    def at(offset):
+        return builder.add(record, ir.IntType(64)(offset))
+
+    if HAS_AVX2:
+        codes = _pack(builder, low, high)
+        pairs = _sums_of_pairs(builder, codes)
+        minus = call_llvm(builder, "llvm.x86.sse2.pmadd.wd", _I32X4, pairs, ir.Constant(pairs.type, [1] * 8))
+        words = builder.bitcast(pairs, _I32X4) if SUMS_PAIRS else minus
+    else:
+        codes = join_ir(builder, [builder.trunc(v, ir.VectorType(_I8, 16)) for v in (low, high)])
+        sums = [reduce_ir(builder, v, builder.add) for v in (low, high, builder.add(low, high))]
+        words = minus = ir.Constant(_I32X4, ir.Undefined)
+        for lane, value in enumerate(sums):
+            words = minus = builder.insert_element(minus, builder.neg(value), _I32(lane))
+    store_ir(builder, record, codes)
+    # Three sums, then three words: what the first store writes into a fourth place, the second overwrites.
+    sums = builder.sitofp(builder.neg(minus), ir.VectorType(ir.FloatType(), 4))
+    store_ir(builder, at(RECORD_SUMS), builder.fmul(sums, splat_ir(builder, scale, 4)))
+    store_ir(builder, at(RECORD_NEGATIVE), words)
+
+
+def _pack(builder, low, high):
+    """Two vectors of int32 that hold int8 as 32 bytes."""
+    parts = [part for v in (low, high) for part in split_ir(builder, v, 2)]
+    words = [
+        call_llvm(builder, "llvm.x86.avx2.packssdw", ir.VectorType(_I16, 16), parts[i], parts[i + 1]) for i in (0, 2)
+    ]
+    codes = call_llvm(builder, "llvm.x86.avx2.packsswb", ir.VectorType(_I8, 32), *words)
+    # The instructions work on halves of a register: fours of a, b, c, d come out as a c e g, b d f h.
+    fours = builder.bitcast(codes, ir.VectorType(_I32, 8))
+    return builder.bitcast(_lanes(builder, fours, fours, [0, 4, 1, 5, 2, 6, 3, 7]), codes.type)
+
+
+def _sums_of_pairs(builder, codes):
+    """−Σ of the low 16 codes, of the high ones, and of all, each as two int16, the fourth lane is nothing: 8 int16."""
+    ones = ir.Constant(codes.type, [1] * 32)
+    pairs = call_llvm(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(_I16, 16), ones, codes)
+    low, high = (
+        builder.bitcast(half, _I32X4) for half in split_ir(builder, builder.bitcast(builder.neg(pairs), _I32X8), 2)
+    )
+
+    def add(a, b):
+        return builder.bitcast(builder.add(builder.bitcast(a, pair_type), builder.bitcast(b, pair_type)), _I32X4)
+
+    pair_type = ir.VectorType(_I16, 8)
+    sums = add(_lanes(builder, low, high, [0, 1, 4, 5]), _lanes(builder, low, high, [2, 3, 6, 7]))
+    sums = add(sums, _lanes(builder, sums, sums, [1, 0, 3, 2]))
+    none = ir.Constant(_I32X4, [0] * 4)
+    sums = add(_lanes(builder, sums, sums, [0, 2, 0, 2]), _lanes(builder, sums, none, [4, 4, 2, 0]))
+    return builder.bitcast(sums, pair_type)
+
+
+def _lanes(builder, a, b, lanes):
+    """The numbered lanes of a, and from its width on of b."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
 
 
 @dataclass(frozen=True)
 class Dot:
     """The steps of a dot product.
 
-    start(address of negative_sums' word) -> sum; dot(sum, codes, activations) -> sum; close(sum) -> i32x16.
+    start(address of a word of `store_codes`) -> sum; dot(sum, codes, activations) -> sum; close(sum) -> i32x16.
     """
 
     start: Callable

@@ -19,19 +19,16 @@ from .abi import (
     NORM,
     QUANTIZE,
     RECORD,
-    RECORD_NEGATIVE,
     RECORD_SCALE,
-    RECORD_SUM,
-    RECORD_SUMS,
+    SPAN,
     SPLIT,
     WEIGH,
 )
-from .dot import negative_sums
+from .dealing import draw
+from .dot import store_codes
 from .simd import (
     absolute,
     add,
-    add_i32,
-    atomic_add,
     fma,
     keep_first,
     load_f32,
@@ -49,17 +46,16 @@ from .simd import (
     store_f32,
     store_f32x16,
     store_first,
-    store_i8x16,
-    store_i32,
     sub,
     sum_lanes,
-    sum_lanes_i32,
     zero_f32,
 )
 from .specialize import inline, specialize, static
 
 # Inputs of a row that one thread takes at a time.
 SEGMENT = 256
+# In float32, or the kernels would compute in float64. Below the least peak, its inverse overflows: codes are zero.
+_CODES, _SCALE, _NOTHING, _LEAST_PEAK = np.float32([127.0, 1.0 / 127.0, 0.0, 1e-36])
 
 
 @inline
@@ -82,22 +78,11 @@ def store_part(at, i, n, value):
 def quantize_block(low, high, record):
     """Write the record of 32 values: scale = max|x| / 127, codes rounded to nearest even."""
     peak = max_lanes(maximum(absolute(low), absolute(high)))
-    scale = peak * (1.0 / 127.0)
-    inverse = 127.0 / peak if peak > 0.0 else 0.0
+    scale = peak * _SCALE
+    inverse = _CODES / peak if peak > _LEAST_PEAK else _NOTHING
     factor = splat_f32(inverse)
-    codes_low = round_to_i32(mul(low, factor))
-    codes_high = round_to_i32(mul(high, factor))
-    store_i8x16(record, codes_low)
-    store_i8x16(record + 16, codes_high)
-    sum_low = sum_lanes_i32(codes_low)
-    sum_high = sum_lanes_i32(codes_high)
     store_f32(record + RECORD_SCALE, scale)
-    store_f32(record + RECORD_SUMS, scale * sum_low)
-    store_f32(record + RECORD_SUMS + 4, scale * sum_high)
-    store_f32(record + RECORD_SUM, scale * (sum_low + sum_high))
-    store_i32(record + RECORD_NEGATIVE, negative_sums(codes_low))
-    store_i32(record + RECORD_NEGATIVE + 4, negative_sums(codes_high))
-    store_i32(record + RECORD_NEGATIVE + 8, negative_sums(add_i32(codes_low, codes_high)))
+    store_codes(record, round_to_i32(mul(low, factor)), round_to_i32(mul(high, factor)), scale)
 
 
 def quantize(args, thread, n_threads):
@@ -115,8 +100,8 @@ def quantize(args, thread, n_threads):
     else:
         segments = (n + SEGMENT - 1) // SEGMENT
         while True:
-            unit = atomic_add(args, 1)
-            if unit >= n_rows * segments:
+            unit = draw(args, thread, n_threads, n_rows * segments)
+            if unit < 0:
                 break
             row = unit // segments
             start = (unit - row * segments) * SEGMENT
@@ -137,8 +122,8 @@ def split(args, thread, n_threads):
     records = load_i64(args + static(A.records))
     records_stride = load_i64(args + static(A.records_stride))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         at = x + row * x_stride
         record = records + 2 * row * records_stride
@@ -161,8 +146,8 @@ def join(args, thread, n_threads):
     y = load_i64(args + static(A.y))
     y_stride = load_i64(args + static(A.y_stride))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         first = x + 2 * row * x_stride
         for i in range(0, n, 16):
@@ -196,10 +181,10 @@ def norm(args, thread, n_threads):
             row = 0
             target = thread
         else:
-            row = atomic_add(args, 1)
-            target = row
-            if row >= n_rows:
+            row = draw(args, thread, n_threads, n_rows)
+            if row < 0:
                 break
+            target = row
         for segment in range(segments):
             at = x + row * x_stride + segment * n * 4
             out = h + target * h_stride + segment * n * 4
@@ -249,8 +234,8 @@ def gather(args, thread, n_threads):
     y = load_i64(args + static(A.y))
     y_stride = load_i64(args + static(A.y_stride))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         source = x + load_i64(index + 8 * row) * x_stride
         for i in range(0, n, 16):
@@ -261,6 +246,23 @@ def activate(args, thread, n_threads):
     """y = act(gate), times up where there is one (SwiGLU, Shazeer 2020, and its kin), and the records of y."""
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
     n = load_i64(args + static(A.n))
+    segments = (n + SEGMENT - 1) // SEGMENT
+    while True:
+        unit = draw(args, thread, n_threads, n_rows * segments)
+        if unit < 0:
+            break
+        row = unit // segments
+        start = (unit - row * segments) * SEGMENT
+        activate_span(args, row, row + 1, start, start + SEGMENT)
+
+
+def activate_part(args, rows, columns):
+    """The same for a span of rows and one of columns that begins at a multiple of 32."""
+    activate_span(args, rows // SPAN, rows % SPAN, columns // SPAN, columns % SPAN)
+
+
+def activate_span(args, row_start, row_end, start, end):
+    n = load_i64(args + static(A.n))
     gate = load_i64(args + static(A.gate))
     up = load_i64(args + static(A.up))
     x_stride = load_i64(args + static(A.x_stride))
@@ -268,18 +270,12 @@ def activate(args, thread, n_threads):
     y_stride = load_i64(args + static(A.y_stride))
     records = load_i64(args + static(A.records))
     records_stride = load_i64(args + static(A.records_stride))
-    segments = (n + SEGMENT - 1) // SEGMENT
-    while True:
-        unit = atomic_add(args, 1)
-        if unit >= n_rows * segments:
-            break
-        row = unit // segments
-        start = (unit - row * segments) * SEGMENT
+    for row in range(row_start, row_end):
         gate_at = gate + row * x_stride
         up_at = up + row * x_stride
         out = y + row * y_stride
         record = records + row * records_stride
-        for i in range(start, min(start + SEGMENT, n), 32):
+        for i in range(start, min(end, n), 32):
             for part in static((0, 16)):
                 g[part] = load_part(gate_at, i + part, n)
                 if static(GATED):
@@ -299,8 +295,8 @@ def limit(args, thread, n_threads):
     x = load_i64(args + static(A.x))
     x_stride = load_i64(args + static(A.x_stride))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         at = x + row * x_stride
         for i in range(0, n, 16):
@@ -315,8 +311,8 @@ def weigh(args, thread, n_threads):
     x_stride = load_i64(args + static(A.x_stride))
     weights = load_i64(args + static(A.weights))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         at = x + row * x_stride
         weight = splat_f32(load_f32(weights + 4 * row))
@@ -347,8 +343,8 @@ def copy_heads(args, thread, n_threads):
     y_stride = load_i64(args + static(A.y_stride))
     y_step = load_i64(args + static(A.y_step))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         for head in range(n_heads):
             source = x + row * x_stride + head * x_step
@@ -408,15 +404,17 @@ ACTIVATIONS = {
 }
 
 
-def build_activation(name: str, gated: bool) -> Callable:
+def build_activation(name: str, gated: bool, part: bool = False) -> Callable:
     act, raise_up = ACTIVATIONS[name]
-    return specialize(activate, A=GATED, GATED=gated, act=act, raise_up=raise_up)
+    span = inline(specialize(activate_span, A=GATED, GATED=gated, act=act, raise_up=raise_up))
+    return specialize(activate_part if part else activate, A=GATED, SPAN=SPAN, activate_span=span)
 
 
 KERNELS = {
     "copy_heads": lambda: specialize(copy_heads, A=COPY_HEADS),
     "gather": lambda: specialize(gather, A=GATHER),
     "gated": lambda activation: build_activation(activation, True),
+    "gated_part": lambda activation: build_activation(activation, True, part=True),
     "join": lambda: specialize(join, A=JOIN),
     "limit": lambda kind: specialize(limit, A=LIMIT, within=cap if kind == "cap" else clamp),
     "norm": lambda kind: specialize(norm, A=NORM, CENTRED=kind == "layer", PRIVATE=False),

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .abi import EMBED, ROW_BYTES, ROW_TOKEN
+from .dealing import draw
 from .simd import (
     add_i32,
     and_i32,
-    atomic_add,
     fma,
     lane_index,
     load_bf16x16,
@@ -49,8 +49,8 @@ def embed(args, thread, n_threads):
     x_stride = load_i64(args + static(A.x_stride))
     scale = load_f32(args + static(A.scale))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         block = table + load_i64(rows + row * ROW_BYTES + ROW_TOKEN) * row_bytes
         out = x + row * x_stride

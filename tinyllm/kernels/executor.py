@@ -58,13 +58,12 @@ def execute(job, thread, n_threads):
         op = ops + done * OP_BYTES
         arguments = load_i64(op + OP_ARGUMENTS)
         rows = load_i64(load_i64(op + OP_ROWS))
-        if rows == 1:
-            call_kernel(load_i64(op + OP_ONE), arguments, thread, n_threads)
-        elif rows > 1:
-            call_kernel(load_i64(op + OP_MANY), arguments, thread, n_threads)
+        kernel = load_i64(op + OP_ONE) if rows == 1 else load_i64(op + OP_MANY)
+        if rows > 0 and kernel != 0:
+            call_kernel(kernel, arguments, thread, n_threads)
         if stamps != 0:
             store_i64(stamps + 8 + 16 * done, clock_ticks())
-        alone = rows == 1 and load_i64(op + OP_PRIVATE) != 0
+        alone = kernel == 0 or (rows == 1 and load_i64(op + OP_PRIVATE) != 0)
         if thread == 0:
             if done > 0:
                 # Everybody has left the op before: its tickets can be dealt out anew.

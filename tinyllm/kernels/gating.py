@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from .abi import GATED_NORM, SIGMOID_GATE
+from .dealing import draw
 from .elementwise import load_part, silu, store_part
-from .simd import atomic_add, fma, load_f32, load_i64, mul, sigmoid, splat_f32, sum_lanes, zero_f32
+from .simd import fma, load_f32, load_i64, mul, sigmoid, splat_f32, sum_lanes, zero_f32
 from .specialize import specialize, static
 
 
@@ -24,8 +25,8 @@ def gated_norm(args, thread, n_threads):
     y = load_i64(args + static(A.y))
     y_stride = load_i64(args + static(A.y_stride))
     while True:
-        unit = atomic_add(args, 1)
-        if unit >= n_rows * segments:
+        unit = draw(args, thread, n_threads, n_rows * segments)
+        if unit < 0:
             break
         row = unit // segments
         column = 4 * (unit - row * segments) * n
@@ -52,8 +53,8 @@ def sigmoid_gate(args, thread, n_threads):
     gate_stride = load_i64(args + static(A.gate_stride))
     gate_segment = load_i64(args + static(A.gate_segment))
     while True:
-        unit = atomic_add(args, 1)
-        if unit >= n_rows * segments:
+        unit = draw(args, thread, n_threads, n_rows * segments)
+        if unit < 0:
             break
         row = unit // segments
         segment = unit - row * segments

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .abi import LINEAR, RECORD, RECORD_NEGATIVE, RECORD_SCALE, RECORD_SUM, RECORD_SUMS
+from .abi import LINEAR, RECORD, RECORD_NEGATIVE, RECORD_SCALE, RECORD_SUM, RECORD_SUMS, SPAN
+from .dealing import draw
 from .dot import make_dot
 from .formats import TILES
 from .simd import (
     TARGET,
     add,
-    atomic_add,
     broadcast4,
     broadcast_f32,
+    call_kernel,
     fma,
     integer,
     load_f32,
@@ -37,14 +38,18 @@ from .unpack import UNPACK, UNPACK_FLOAT
 
 # Tokens whose accumulators are held in registers at a time; chosen by measurement.
 GEMM_WIDTHS = (12, 4, 1) if TARGET.wide_registers else (4, 1)
-# With 32 registers the innermost loop is unrolled; with 16 it stays a loop, or LLVM reorders it and spills.
-UNROLL = TARGET.wide_registers
+# Groups of 4 inputs that are unrolled: with 32 registers all of a block; with 16 the others stay a loop, or LLVM
+# reorders them and spills. Where sums start at zero, the first products need no addition.
+UNROLL = 8 if TARGET.wide_registers else 2
 # Distance in bytes at which the GEMV asks for its weights. The hardware stops at page borders: on Zen 3 this lifts one
-# thread from 16.5 to 21.5 GB/s, what a plain sum reads (1024: 19.9, 4096: 19.7, 8192: 21.1).
+# thread from 16.5 to 21.5 GB/s, what a plain sum reads (1024: 19.9, 4096: 19.7, 8192: 21.1). Where a tile holds several
+# blocks, their scales lie behind all codes, and the first block needs them: asking a whole tile further ahead makes
+# Q4_K 1.2, Q5_K 1.3, Q6_K 1.45 times as fast. A line that is asked for twice costs more than it is worth: with 9 lines
+# for the 8½ of a block, Q8_0 is a tenth slower.
 PREFETCH = 2048
 # Blocks of 32 inputs that are unpacked at a time: codes and scales stay in the first-level cache.
 CHUNK_BLOCKS = 24
-# Tokens per pass over the chunk: their activations stay in the second-level cache.
+# Most tokens per pass over the chunk, a multiple of 4: their activations stay in the second-level cache.
 CHUNK_TOKENS = 128
 
 
@@ -66,6 +71,21 @@ def row_address(base, number_at, stride):
     return base if number_at == 0 else base + load_i64(number_at) * stride
 
 
+@inline
+def place_of(panel, twin):
+    """Where in a row a panel's outputs go, in panels: `twin` matrices lie in turns of two panels."""
+    if twin == 0:
+        return panel
+    return panel // 4 * 2 + panel % 2 + (twin if panel % 4 >= 2 else 0)
+
+
+@inline
+def go_on(then, then_arguments, row_start, row_end, panel_start, panel_end):
+    """Hand what is complete of twins to the kernel that goes on with it, as long as it is in the cache."""
+    if then != 0:
+        call_kernel(then, then_arguments, row_start * SPAN + row_end, 8 * (panel_start * SPAN + panel_end))
+
+
 def gemv(args, thread, n_threads):
     """One row of quantized activations times a quantized matrix."""
     grain = load_i64(args + static(A.grain))
@@ -81,18 +101,30 @@ def gemv(args, thread, n_threads):
     bias = load_i64(args + static(A.bias))
     accumulate = load_i64(args + static(A.accumulate))
     out_scale = load_f32(args + static(A.scale))
+    twin = load_i64(args + static(A.twin))
+    then = load_i64(args + static(A.then))
+    then_arguments = load_i64(args + static(A.then_arguments))
+    n_groups = (panels + grain - 1) // grain
     while True:
-        first = atomic_add(args, grain)
-        if first >= panels:
+        unit = draw(args, thread, n_threads, n_groups)
+        if unit < 0:
             break
-        for panel in range(first, min(first + grain, panels)):
-            tile = weights + panel * panel_bytes
+        start = unit * grain
+        count = min(grain, panels - start)
+        tile = weights + start * panel_bytes
+        asked = (tile + PREFETCH) & -64
+        for panel in range(start, start + count):
             record = x
             acc = zero_f32()
             for _ in range(tiles):
                 for block in range(BLOCKS):
-                    for line in static(range(0, TILE_BYTES // BLOCKS, 64)):
-                        prefetch(tile + block * static(TILE_BYTES // BLOCKS) + static(PREFETCH + line))
+                    for line in static(range(BLOCK_BYTES // 64)):
+                        prefetch(asked + 64 * line)
+                    asked += static(BLOCK_BYTES // 64 * 64)
+                    if static(BLOCK_BYTES % 64):  # noqa: SIM102
+                        if asked < tile + block * BLOCK_BYTES + static(BLOCK_BYTES + PREFETCH - 63):
+                            prefetch(asked)
+                            asked += 64
                     codes_at = tile + block * CODE_STRIDE
                     factor = broadcast_f32(record + SCALE)
                     for half in static(range(HALVES)):
@@ -106,7 +138,9 @@ def gemv(args, thread, n_threads):
                             acc = fma(minimum(tile, block, integer(half)), sums, acc)
                     record += RECORD
                 tile += TILE_BYTES
-            finish(acc, y + 64 * panel, bias + 64 * panel if bias != 0 else 0, accumulate, out_scale)
+            column = 64 * place_of(panel, twin)
+            finish(acc, y + column, bias + column if bias != 0 else 0, accumulate, out_scale)
+        go_on(then, then_arguments, 0, 1, start, start + count)
 
 
 def gemm(args, thread, n_threads):
@@ -132,89 +166,100 @@ def gemm(args, thread, n_threads):
     accumulate = load_i64(args + static(A.accumulate))
     out_scale = load_f32(args + static(A.scale))
     unpacked = load_i64(args + static(A.scratch)) + thread * load_i64(args + static(A.scratch_stride))
-    groups = opaque(static(len(GROUPS[0])))
+    pairs = opaque(static((len(GROUPS[0]) - UNROLL) // 2))
     sums_at = unpacked + static(CHUNK_BLOCKS * UNPACKED)
+    twin = load_i64(args + static(A.twin))
+    then = load_i64(args + static(A.then))
+    then_arguments = load_i64(args + static(A.then_arguments))
+    n_groups = (panels + grain - 1) // grain
+    n_chunks = (n_rows + static(CHUNK_TOKENS - 1)) // CHUNK_TOKENS
+    chunk_tokens = ((n_rows + n_chunks - 1) // n_chunks + 3) // 4 * 4
     while True:
-        first = atomic_add(args, grain)
-        if first >= panels:
+        # All panels of some rows, then of the next: what a thread has made of its rows, it goes on with.
+        unit = draw(args, thread, n_threads, n_chunks * n_groups)
+        if unit < 0:
             break
-        last = min(first + grain, panels)
-        for token_start in range(0, n_rows, CHUNK_TOKENS):
-            token_end = min(token_start + CHUNK_TOKENS, n_rows)
-            for tile_start in range(0, tiles, CHUNK_TILES):
-                tile_end = min(tile_start + CHUNK_TILES, tiles)
-                n_blocks = (tile_end - tile_start) * BLOCKS
-                for panel in range(first, last):
-                    tile = weights + panel * panel_bytes + tile_start * TILE_BYTES
-                    out = unpacked
-                    for _ in range(tile_start, tile_end):
-                        for block in range(BLOCKS):
-                            codes_at = tile + block * CODE_STRIDE
-                            for group in static(range(8)):
-                                store_i8x64(out + 64 * group, codes[group](codes_at))
+        chunk = unit // n_groups
+        start = (unit - chunk * n_groups) * grain
+        count = min(grain, panels - start)
+        token_start = chunk * chunk_tokens
+        token_end = min(token_start + chunk_tokens, n_rows)
+        for tile_start in range(0, tiles, CHUNK_TILES):
+            tile_end = min(tile_start + CHUNK_TILES, tiles)
+            n_blocks = (tile_end - tile_start) * BLOCKS
+            for nth in range(count):
+                panel = start + nth
+                tile = weights + panel * panel_bytes + tile_start * TILE_BYTES
+                out = unpacked
+                for _ in range(tile_start, tile_end):
+                    for block in range(BLOCKS):
+                        codes_at = tile + block * CODE_STRIDE
+                        for group in static(range(8)):
+                            store_i8x64(out + 64 * group, codes[group](codes_at))
+                        for half in static(range(HALVES)):
+                            store_f32x16(out + static(512 + 64 * half), scale(tile, block, integer(half)))
+                            if static(MINIMUM):
+                                store_f32x16(
+                                    out + static(512 + 64 * (HALVES + half)), minimum(tile, block, integer(half))
+                                )
+                        out += UNPACKED
+                    tile += TILE_BYTES
+                column = 64 * place_of(panel, twin)
+                panel_bias = bias + column if bias != 0 else 0
+                sums_panel = sums_at + nth * static(64 * CHUNK_TOKENS)
+                token = token_start
+                for width in static(WIDTHS):
+                    while token + width <= token_end:
+                        records = x + token * x_stride + tile_start * static(BLOCKS * RECORD)
+                        kept = sums_panel + 64 * (token - token_start)
+                        for t in static(range(width)):
+                            if tile_start == 0:
+                                acc[t] = zero_f32()
+                            else:
+                                acc[t] = load_f32x16(kept + 64 * t)
+                            record[t] = records + t * x_stride
+                        w = unpacked
+                        for _ in range(n_blocks):
                             for half in static(range(HALVES)):
-                                store_f32x16(out + static(512 + 64 * half), scale(tile, block, integer(half)))
-                                if static(MINIMUM):
-                                    store_f32x16(
-                                        out + static(512 + 64 * (HALVES + half)), minimum(tile, block, integer(half))
-                                    )
-                            out += UNPACKED
-                        tile += TILE_BYTES
-                    panel_bias = bias + 64 * panel if bias != 0 else 0
-                    sums_panel = sums_at + (panel - first) * static(64 * CHUNK_TOKENS)
-                    token = token_start
-                    for width in static(WIDTHS):
-                        while token + width <= token_end:
-                            records = x + token * x_stride + tile_start * static(BLOCKS * RECORD)
-                            kept = sums_panel + 64 * (token - token_start)
-                            for t in static(range(width)):
-                                if tile_start == 0:
-                                    acc[t] = zero_f32()
-                                else:
-                                    acc[t] = load_f32x16(kept + 64 * t)
-                                record[t] = records + t * x_stride
-                            w = unpacked
-                            for _ in range(n_blocks):
-                                for half in static(range(HALVES)):
-                                    for t in static(range(width)):
-                                        products[t] = dot_start(record[t] + static(NEGATIVE[half]))
-                                    if static(UNROLL):
-                                        for at in static(GROUPS[half]):
-                                            weight_codes = load_i8x64(w + 64 * at)
-                                            for t in static(range(width)):
-                                                inputs = broadcast4(record[t] + 4 * at)
-                                                products[t] = dot(products[t], weight_codes, inputs)
-                                    else:
-                                        for i in range(groups):
-                                            at = static(GROUPS[half][0]) + i
-                                            weight_codes = load_i8x64(w + 64 * at)
-                                            for t in static(range(width)):
-                                                inputs = broadcast4(record[t] + 4 * at)
-                                                products[t] = dot(products[t], weight_codes, inputs)
-                                    weight_scale = load_f32x16(w + static(512 + 64 * half))
-                                    for t in static(range(width)):
-                                        factor = mul(weight_scale, broadcast_f32(record[t] + SCALE))
-                                        acc[t] = fma(factor, to_f32(dot_close(products[t])), acc[t])
-                                    if static(MINIMUM):
-                                        weight_minimum = load_f32x16(w + static(512 + 64 * (HALVES + half)))
-                                        for t in static(range(width)):
-                                            sums = broadcast_f32(record[t] + static(SUMS[half]))
-                                            acc[t] = fma(weight_minimum, sums, acc[t])
                                 for t in static(range(width)):
-                                    record[t] += RECORD
-                                w += UNPACKED
+                                    products[t] = dot_start(record[t] + static(NEGATIVE[half]))
+                                for at in static(GROUPS[half][:UNROLL]):
+                                    weight_codes = load_i8x64(w + 64 * at)
+                                    for t in static(range(width)):
+                                        products[t] = dot(products[t], weight_codes, broadcast4(record[t] + 4 * at))
+                                if static(len(GROUPS[half]) > UNROLL):
+                                    for pair in range(pairs):
+                                        for i in static(range(2)):
+                                            at = static(GROUPS[half][UNROLL] + i) + 2 * pair
+                                            weight_codes = load_i8x64(w + 64 * at)
+                                            for t in static(range(width)):
+                                                inputs = broadcast4(record[t] + 4 * at)
+                                                products[t] = dot(products[t], weight_codes, inputs)
+                                weight_scale = load_f32x16(w + static(512 + 64 * half))
+                                for t in static(range(width)):
+                                    factor = mul(weight_scale, broadcast_f32(record[t] + SCALE))
+                                    acc[t] = fma(factor, to_f32(dot_close(products[t])), acc[t])
+                                if static(MINIMUM):
+                                    weight_minimum = load_f32x16(w + static(512 + 64 * (HALVES + half)))
+                                    for t in static(range(width)):
+                                        sums = broadcast_f32(record[t] + static(SUMS[half]))
+                                        acc[t] = fma(weight_minimum, sums, acc[t])
                             for t in static(range(width)):
-                                if tile_end == tiles:
-                                    finish(
-                                        acc[t],
-                                        y + (token + t) * y_stride + 64 * panel,
-                                        panel_bias,
-                                        accumulate,
-                                        out_scale,
-                                    )
-                                else:
-                                    store_f32x16(kept + 64 * t, acc[t])
-                            token += width
+                                record[t] += RECORD
+                            w += UNPACKED
+                        for t in static(range(width)):
+                            if tile_end == tiles:
+                                finish(
+                                    acc[t],
+                                    y + (token + t) * y_stride + column,
+                                    panel_bias,
+                                    accumulate,
+                                    out_scale,
+                                )
+                            else:
+                                store_f32x16(kept + 64 * t, acc[t])
+                        token += width
+        go_on(then, then_arguments, token_start, token_end, start, start + count)
 
 
 def gemv_float(args, thread, n_threads):
@@ -235,11 +280,12 @@ def gemv_float(args, thread, n_threads):
     bias = load_i64(args + static(A.bias))
     accumulate = load_i64(args + static(A.accumulate))
     out_scale = load_f32(args + static(A.scale))
+    n_groups = (panels + grain - 1) // grain
     while True:
-        first = atomic_add(args, grain)
-        if first >= panels:
+        unit = draw(args, thread, n_threads, n_groups)
+        if unit < 0:
             break
-        for panel in range(first, min(first + grain, panels)):
+        for panel in range(unit * grain, min((unit + 1) * grain, panels)):
             panel_bias = bias + 64 * panel if bias != 0 else 0
             row = 0
             for width in static(WIDTHS):
@@ -279,9 +325,10 @@ def _quantized_parameters(name: str) -> dict:
         "HALVES": halves,
         "MINIMUM": tile.minimum,
         "TILE_BYTES": tile.bytes,
+        "BLOCK_BYTES": tile.bytes // tile.blocks,
         "CODE_STRIDE": tile.code_bytes,
         "GROUPS": [range(half * 8 // halves, (half + 1) * 8 // halves) for half in range(halves)],
-        "PREFETCH": PREFETCH,
+        "PREFETCH": PREFETCH + (tile.bytes if tile.blocks > 1 else 0),
         "UNROLL": UNROLL,
         "CHUNK_BLOCKS": CHUNK_BLOCKS,
         "CHUNK_TILES": CHUNK_BLOCKS // tile.blocks,

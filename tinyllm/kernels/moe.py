@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .abi import COMBINE, GROUP, ROUTE
-from .attention import scalar_exp
+from .dealing import draw
 from .elementwise import load_part, store_part
 from .simd import (
     add,
@@ -38,6 +38,11 @@ TAKEN = np.float32(-3e38)
 LEAST_SUM = np.float32(6.103515625e-5)
 
 
+@inline
+def scalar_exp(x):
+    return max_lanes(exp(splat_f32(x)))
+
+
 def route(args, thread, n_threads):
     """Choose n_used experts per row, best first; of equal scores the lower number wins.
 
@@ -52,8 +57,8 @@ def route(args, thread, n_threads):
     normalise = load_i64(args + static(A.normalise))
     scale = load_f32(args + static(A.scale))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         scores = load_i64(args + static(A.scores)) + row * load_i64(args + static(A.scores_stride))
         choice = load_i64(args + static(A.choice)) + row * load_i64(args + static(A.choice_stride))
@@ -216,8 +221,8 @@ def combine(args, thread, n_threads):
     accumulate = load_i64(args + static(A.accumulate))
     scale = splat_f32(load_f32(args + static(A.scale)))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         weights = load_i64(args + static(A.weights))
         places = load_i64(args + static(A.places)) + 8 * row * n_used

@@ -26,6 +26,7 @@ def pack_blocks(args, thread, n_threads):
     source = load_i64(args + static(A.source))
     panels = load_i64(args + static(A.panels))
     panel_bytes = load_i64(args + static(A.panel_bytes))
+    gap = load_i64(args + static(A.gap))
     tiles = load_i64(args + static(A.tiles))
     weights = load_i64(args + static(A.weights))
     table = load_i64(args + static(A.table))
@@ -35,7 +36,7 @@ def pack_blocks(args, thread, n_threads):
             break
         for row in range(min(PANEL_ROWS, rows - panel * PANEL_ROWS)):
             block = source + (panel * PANEL_ROWS + row) * row_bytes
-            tile = weights + panel * panel_bytes
+            tile = weights + panel * panel_bytes + panel // 2 * gap
             for _ in range(tiles // static(TILES_PER_BLOCK)):
                 for number in range(static(TILES_PER_BLOCK)):
                     for index in range(static(T.blocks)):

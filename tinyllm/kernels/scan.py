@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .abi import HEAD_SCAN, RUN_BYTES, RUN_FIRST, RUN_ROWS, RUN_SOURCE, RUN_TARGET, SELECTIVE_SCAN
+from .dealing import draw
 from .elementwise import load_part, silu, store_part
 from .simd import (
     add,
-    atomic_add,
     broadcast_f32,
     exp,
     fma,
@@ -51,8 +51,8 @@ def selective_scan(args, thread, n_threads):
     state = load_i64(args + static(A.state))
     panels = (n + 15) // 16
     while True:
-        panel = atomic_add(args, 1)
-        if panel >= panels:
+        panel = draw(args, thread, n_threads, panels)
+        if panel < 0:
             break
         channel = 16 * panel
         panel_at = panel * n_state * 64
@@ -113,8 +113,8 @@ def head_scan(args, thread, n_threads):
     parts = (head_dim + 15) // 16
     heads_per_group = n_heads // n_groups
     while True:
-        panel = atomic_add(args, 1)
-        if panel >= n_heads * parts:
+        panel = draw(args, thread, n_threads, n_heads * parts)
+        if panel < 0:
             break
         head = panel // parts
         channel = 16 * (panel - head * parts)

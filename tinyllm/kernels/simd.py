@@ -592,11 +592,6 @@ def max_lanes(builder, v):
     return reduce_ir(builder, v, lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
 
 
-@operation(types.int64, i32x16)
-def sum_lanes_i32(builder, v):
-    return builder.sext(reduce_ir(builder, v, builder.add), _I64)
-
-
 @operation(f32x16, f32x16)
 def sqrt(builder, v):
     return call_llvm(builder, "llvm.sqrt.v16f32", f32x16.ir, v)
@@ -634,11 +629,37 @@ def exp(builder, v):
     return exp_ir(builder, v)
 
 
+# (2^r - 1) / r on |r| ≤ 1/2: the polynomial that makes the largest relative error of 2^r least (1e-7, Lawson 1961).
+_EXP2_POLYNOMIAL = (1.3264727e-3, 9.6715126e-3, 5.5507337e-2, 2.4022242e-1, 6.9314698e-1)
+
+
+def exp2_ir(builder, v):
+    def c(value):
+        return constant_ir(f32x16, float(np.float32(value)))
+
+    v = builder.select(builder.fcmp_ordered("<", v, c(-126.0)), c(-126.0), v)
+    n = call_llvm(builder, "llvm.rint.v16f32", f32x16.ir, v)
+    r = builder.fsub(v, n)
+    p = c(_EXP2_POLYNOMIAL[0])
+    for coefficient in (*_EXP2_POLYNOMIAL[1:], 1.0):
+        p = call_llvm(builder, "llvm.fmuladd.v16f32", f32x16.ir, p, r, c(coefficient))
+    exponent = builder.shl(builder.fptosi(n, i32x16.ir), constant_ir(i32x16, 23))
+    return builder.bitcast(builder.add(builder.bitcast(p, i32x16.ir), exponent), f32x16.ir)
+
+
+@operation(f32x16, f32x16)
+def exp2(builder, v):
+    """2^v for v ≤ 127 with a relative error of 3e-7, for two thirds of the work of `exp`; 1 for 0, at least 2^-126."""
+    return exp2_ir(builder, v)
+
+
 @operation(f32x16, f32x16)
 def sigmoid(builder, v):
-    """1 / (1 + e^-v)."""
-    one = constant_ir(f32x16, 1.0)
-    return builder.fdiv(one, builder.fadd(one, exp_ir(builder, builder.fneg(v))))
+    """1 / (1 + e^-v); at least 2^-126."""
+    one, highest = constant_ir(f32x16, 1.0), constant_ir(f32x16, 126.0)
+    exponent = builder.fmul(v, constant_ir(f32x16, -_LOG2E))
+    exponent = builder.select(builder.fcmp_ordered(">", exponent, highest), highest, exponent)
+    return builder.fdiv(one, builder.fadd(one, exp2_ir(builder, exponent)))
 
 
 # log(1 + r) on sqrt(1/2) ≤ 1 + r ≤ sqrt(2): the polynomial of the Cephes library (logf); relative error 1e-7.
