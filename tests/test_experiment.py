@@ -103,7 +103,7 @@ class TestSettings:
     def test_config_tells_them(self, tinyllm):
         self.path.write_text(f"{self.top}[experiment_memory]\nlengths = '100'\n")
         options = json.loads(tinyllm("config", "--json").stdout)["options"]
-        assert {"option": "lengths", "value": "100", "source": str(self.path)} in options
+        assert {"option": "experiment_memory.lengths", "value": "100", "source": str(self.path)} in options
         # What experiments have in common with other commands is told once.
         assert [row["option"] for row in options if row["option"].endswith("model")] == ["model"]
 

@@ -109,19 +109,23 @@ def measure(
             f"a text of {max(lengths)} tokens and its answer need a context of {max(lengths) + ROOM}, not {model.n_ctx}"
         )
     hidden = facts(n_facts + n_others, seed)
-    texts = {length: _sentences(model, length, hidden, n_facts, seed, raw) for length in lengths}
-    questions = [
-        _Question(fact, length, depth, _ids(model, _document(text, fact, depth), fact, raw))
+    texts = {length: _sentences(model, length, hidden, n_facts, seed, raw) for length in dict.fromkeys(lengths)}
+    questions = {
+        length: [
+            _Question(fact, length, depth, _ids(model, _document(text, fact, depth), fact, raw))
+            for depth in dict.fromkeys((*depths, None))
+            for fact in hidden[:n_facts]
+        ]
         for length, text in texts.items()
-        for depth in dict.fromkeys((*depths, None))
-        for fact in hidden[:n_facts]
-    ]
+    }
+    total = sum(map(len, questions.values()))
     probes: dict[int, Probe] = {}
-    for question, sequence in _share_prefixes(model, questions):
-        if progress is not None:
-            progress(len(probes), len(questions))
-        probes[id(question)] = _ask(model, question, sequence)
-    return [probes[id(question)] for question in questions]
+    for group in questions.values():
+        for question, sequence in _share_prefixes(model, group):
+            if progress is not None:
+                progress(len(probes), total)
+            probes[id(question)] = _ask(model, question, sequence)
+    return [probes[id(question)] for group in questions.values() for question in group]
 
 
 def _sentences(model: Model, length: int, hidden: Sequence[Fact], n_facts: int, seed: int, raw: bool) -> list[str]:
@@ -163,12 +167,12 @@ def _ids(model: Model, document: Sequence[str], fact: Fact, raw: bool) -> list[i
 
 
 def _share_prefixes(model: Model, questions: Sequence[_Question]) -> Iterator[tuple[_Question, ModelSequence]]:
-    """Each question with a sequence that holds all of its ids but some at the end, the least shared ones first.
+    """Each question about a text with a sequence that holds what its ids share with the text without a fact.
 
-    One sequence grows along the longest text without a fact, and is forked wherever a prompt parts from it. It never
-    has to be cut back, which windows and recurrent layers would pay for.
+    One sequence grows along that text, and is forked wherever a prompt parts from it. It never has to be cut back,
+    which windows and recurrent layers would pay for.
     """
-    trunk_ids = max((question.ids for question in questions if question.depth is None), key=len)
+    trunk_ids = next(question.ids for question in questions if question.depth is None)
     shared = {id(question): common_prefix(trunk_ids, question.ids[:-1]) for question in questions}
     trunk = model.new_sequence()
     try:
@@ -201,11 +205,11 @@ def _score(model: Model, sequence: ModelSequence, last: int, fact: Fact) -> tupl
     opening = model.tokenizer.encode(fact.opening, add_special=False)
     answer = model.tokenizer.encode(f"{fact.opening} {fact.word}", add_special=False)
     n_opening = common_prefix(opening, answer)
+    before, word = [last, *answer[:n_opening]], answer[n_opening:]
     try:
-        if before := [last, *answer[:n_opening]][:-1]:
-            sequence.evaluate(before, want="none")
-        word = answer[n_opening:]
-        logits = sequence.evaluate([[last, *answer[:n_opening]][-1], *word[:-1]], want="all").astype(np.float64)
+        if len(before) > 1:
+            sequence.evaluate(before[:-1], want="none")
+        logits = sequence.evaluate([before[-1], *word[:-1]], want="all").astype(np.float64)
     finally:
         sequence.release()
     own = logits[np.arange(len(word)), word]
