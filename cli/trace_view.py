@@ -153,7 +153,7 @@ def _layers(page: _Page, trace: Trace, rows: list[dict[str, Any]], cut: bool) ->
             line.append(" " + (_bar(row[key] / largest) if key in row else "").rjust(w), "blue")
         if heads:
             line.append(" " + _heads(row).ljust(heads), "cyan")
-        line.append("  " + _fit(_sources(page, row, look - 1), look - 1))
+        line.append("  " + _fit(_sources(page, row, look - 2), look - 1))
         _lens_cells(page, line, row, wide)
         page.line(line)
 
@@ -188,14 +188,17 @@ def _lens_cells(page: _Page, line: Text, row: dict[str, Any], wide: bool) -> Non
 
 
 def _sources(page: _Page, row: dict[str, Any], width: int) -> str:
-    """Where attention looks, as much of it as fits."""
-    if "looks_at" not in row:
-        return ""
-    text = "" if row["sink"] is None else page.say("view_sink", n=f"{100 * row['sink']:.0f}")
-    if row.get("window"):
-        text = f"w{row['window']} {text}".rstrip()
-    for source in row["looks_at"]:
-        longer = f"{text} {_clip(source['token'], 12)} {_share(source['share'])}".lstrip()
+    """Where attention looks, or what an embedding is near to, as much of it as fits."""
+    if "looks_at" in row:
+        text = "" if row["sink"] is None else page.say("view_sink", n=f"{100 * row['sink']:.0f}")
+        if row.get("window"):
+            text = f"w{row['window']} {text}".rstrip()
+        found = [(source["token"], source["share"]) for source in row["looks_at"]]
+    else:
+        text = page.say("view_near") if row["nearest"] else ""
+        found = [(near["token"], near["cosine"]) for near in row["nearest"]]
+    for token, number in found:
+        longer = f"{text} {_clip(token, 12)} {_share(number)}".lstrip()
         if cell_len(longer) > width:
             break
         text = longer

@@ -527,23 +527,22 @@ function happened(step) {
         bar(c.token, stage.stage === 'temperature' ? c.after : c.before, pct(stage.stage === 'temperature' ? c.after : c.before),
           (c.after === 0 ? 'gone ' : '') + (c.id === f.draw.token ? 'won' : ''), `${c.token}: ${pct(c.before)} → ${pct(c.after)}`)));
   });
+  if (f.draw.u === null) return [...columns, h('div', {class: 'stage'}, h('h3', {}, word('most_probable')),
+    step.alternatives.slice(0, N_SHOWN).map(([id, p]) => bar(piece(id), p, pct(p), id === step.token ? 'won' : '')))];
   return [...columns, drawColumn(f.draw.candidates.map(c => [c.id, c.probability]), f.draw)];
 }
 function drawColumn(candidates, draw) {
-  const kids = [h('h3', {}, word(draw.u === null ? 'most_probable' : 'draw'))];
-  if (draw.u !== null && draw.u !== undefined) {
-    const W = 150, H = 170, svg = h('svg', {width: W, height: H, role: 'img', 'aria-label': word('falls_on', {u: draw.u.toFixed(3), token: piece(draw.token)})});
-    let from = 0;
-    candidates.forEach(([id, p], i) => {
-      svg.append(h('rect', {x: 22, width: 26, y: from * (H - 4) + 2, height: Math.max(0.5, p * (H - 4) - 0.5), fill: id === draw.token ? 'var(--ffn)' : i % 2 ? 'var(--c2)' : 'var(--c1)', stroke: 'var(--line)'}, h('title', {}, `${piece(id)} ${pct(p)}`)));
-      if (p > 0.06) svg.append(h('text', {x: 54, y: (from + p / 2) * (H - 4) + 5}, fit(`${piece(id)} ${pct(p)}`, 15)));
-      from += p;
-    });
-    const y = draw.u * (H - 4) + 2;
-    svg.append(h('path', {d: `M4 ${y - 5}L20 ${y}L4 ${y + 5}Z`, fill: 'var(--pick)'}), h('line', {x1: 18, x2: 50, y1: y, y2: y, stroke: 'var(--pick)', 'stroke-width': 1.5}));
-    kids.push(h('div', {class: 'facts2'}, word('u_in', {u: draw.u.toFixed(3), a: draw.below.toFixed(3), b: (draw.below + draw.probability).toFixed(3)})), svg);
-  }
-  return h('div', {class: 'stage'}, kids);
+  const W = 150, H = 170, svg = h('svg', {width: W, height: H, role: 'img', 'aria-label': word('falls_on', {u: draw.u.toFixed(3), token: piece(draw.token)})});
+  let from = 0;
+  candidates.forEach(([id, p], i) => {
+    svg.append(h('rect', {x: 22, width: 26, y: from * (H - 4) + 2, height: Math.max(0.5, p * (H - 4) - 0.5), fill: id === draw.token ? 'var(--ffn)' : i % 2 ? 'var(--c2)' : 'var(--c1)', stroke: 'var(--line)'}, h('title', {}, `${piece(id)} ${pct(p)}`)));
+    if (p > 0.06) svg.append(h('text', {x: 54, y: (from + p / 2) * (H - 4) + 5}, fit(`${piece(id)} ${pct(p)}`, 15)));
+    from += p;
+  });
+  const y = draw.u * (H - 4) + 2;
+  svg.append(h('path', {d: `M4 ${y - 5}L20 ${y}L4 ${y + 5}Z`, fill: 'var(--pick)'}), h('line', {x1: 18, x2: 50, y1: y, y2: y, stroke: 'var(--pick)', 'stroke-width': 1.5}));
+  const range = {u: draw.u.toFixed(3), a: draw.below.toFixed(3), b: (draw.below + draw.probability).toFixed(3)};
+  return h('div', {class: 'stage'}, h('h3', {}, word('draw')), h('div', {class: 'facts2'}, word('u_in', range)), svg);
 }
 function recomputed(step) {
   const w = step.what_if, columns = [];

@@ -56,13 +56,21 @@ def layer_rows(
 ) -> list[dict[str, Any]]:
     """One row for the embedding and each layer at a position: norms, attention with sinks apart, lens, contribution.
 
+    The embedding has its nearest tokens, where they were searched for.
+
     `looks_at` and `sink` are means over the heads (or the given ones); `sink` is None where the position sees none.
     `contribution` is to the logit of the token chosen at this position, and None elsewhere.
     """
     wanted = range(trace.n_layers) if layers is None else layers
     chosen = next((c for c in trace.contributions if c.position == position), None)
     parts = None if chosen is None else chosen.parts if chosen.centred is None else chosen.centred
-    rows = [_lens_row(trace, 0, position) | {"layer": "embed", "norm": float(trace.norms[0, position])}]
+    near = trace.neighbours.get(trace.tokens[position].id, ())
+    embedding = {
+        "layer": "embed",
+        "norm": float(trace.norms[0, position]),
+        "nearest": [{"token": trace.piece[token], "cosine": _rounded(cosine)} for token, cosine in near],
+    }
+    rows = [_lens_row(trace, 0, position) | embedding]
     if parts is not None:
         rows[0]["contribution"] = {"embed": float(parts[0])}
     for layer in wanted:

@@ -79,6 +79,7 @@ _TEXTS = {
     "view_cut_one": ("… 1 layer, the lead does not change …", "… 1 层，领先者不变 …"),
     "view_entropy": ("heads: entropy", "各头的熵"),
     "view_looks_at": ("looks at (sink apart)", "关注（注意力汇另计）"),
+    "view_near": ("near", "近似"),
     "view_sink": ("sink {n}%", "汇 {n}%"),
     "view_lens": ("lens", "透镜"),
     "view_second": ("2nd", "第二"),
