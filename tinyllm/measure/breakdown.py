@@ -194,18 +194,20 @@ def break_down(
         work = sum((costs.of(op, shape) for shape in shapes), Work()) * (1 / n_units)
         times = roofs.times(work)
         resource = max(times, key=times.__getitem__)
+        # What is done within the op before belongs to that op's stage.
+        stage, calls = (plan.ops[index - 1].stage, 0) if op.done_before else (op.stage, len(shapes) / n_units)
         entry = Entry(
-            op.stage,
+            stage,
             op.layer,
-            calls=len(shapes) / n_units,
+            calls=calls,
             samples=tuple(map(float, totals[:, index])),
             mean_ms=float(means[index]),
             longest_ms=float(longest[index]),
             work=work,
             roof_ms={resource: 1e3 * times[resource]} if times[resource] else {},
-            kernels=_kernels(op, shapes),
+            kernels=() if op.done_before else _kernels(op, shapes),
         )
-        entries.setdefault((op.layer, op.stage), []).append(entry)
+        entries.setdefault((op.layer, stage), []).append(entry)
     between = np.array(wall_s) * 1e3 / n_units - totals.sum(axis=1)
     python = Entry(
         PYTHON, None, len(shapes) / n_units, tuple(map(float, between)), *[float(between.mean())] * 2, Work(), {}

@@ -60,7 +60,15 @@ class Costs:
         self._pairs = {op.values["n_pairs"]: op.values["n_used"] for op in plan.ops if op.arguments is abi.GROUP}
 
     def of(self, op: Op, shape: StepShape) -> Work:
-        """The work of an op in a step. Where experts are chosen, any of them is taken to be equally likely."""
+        """The work of an op in a step, together with that of an op that it does on the way.
+
+        Where experts are chosen, any of them is taken to be equally likely.
+        """
+        if op.done_before:
+            return Work()
+        return self._of(op, shape) + (self._of(op.then, shape) if op.then is not None else Work())
+
+    def _of(self, op: Op, shape: StepShape) -> Work:
         counter = op.values["n_rows"]
         if counter == self._out_rows:
             n_rows = shape.n_out

@@ -149,12 +149,17 @@ class _Writer:
         ends = self._moments(step.ends[thread])
         spans = np.diff(self._moments(step.bounds))
         tid = FIRST_WORKER + thread
+        ops = self.trace.plan.ops
         yield self._slice(tid, category, category, starts[0], ends[-1], None)
         for layer, indices in self._layers():
             yield self._slice(tid, _name(layer), category, starts[indices[0]], ends[indices[-1]], None)
             for i in indices:
+                if ops[i].done_before:
+                    continue  # a moment behind the op that does its work, and part of it
+                if ops[i].then is not None:
+                    ends[i] = ends[i + 1]
                 args = self._facts(i, step.shape, int(spans[i])) if thread == 0 else None
-                yield self._slice(tid, self.trace.plan.ops[i].stage, category, starts[i], ends[i], args)
+                yield self._slice(tid, ops[i].stage, category, starts[i], ends[i], args)
                 yield self._slice(tid, "wait", category, own_ends[i], ends[i], None)
 
     def _facts(self, index: int, shape: StepShape, ns: int) -> dict[str, Any]:
