@@ -16,7 +16,8 @@ from tinyllm.kernels.lens_words import BEST, N_TOP, SUMS
 if TYPE_CHECKING:
     from tinyllm.model import Model
 
-_CHUNK = 96  # rows that go through the output matrix together: a tenth faster than 64 or 128
+# Rows that go through the output matrix together: a tenth faster than 64 or 128.
+_CHUNK = 96
 _KERNELS = ("lens.best", "lens.sums")
 
 
@@ -30,7 +31,8 @@ class OutputHead:
         self._source = plan.ops[gather].output
         self._table = plan.table[gather + 1 :]
         self.n_vocab = model.network.logits.width
-        n = self.max_rows = min(_CHUNK, plan.max_rows)
+        # All states of a position at once, so that they can be compared.
+        n = self.max_rows = min(max(_CHUNK, 2 * model.config.n_layers + 1), plan.max_rows)
         self._kernels = kernel_addresses(_KERNELS)
         self._n_rows = np.zeros(1, np.int64)
         self._values, self._columns = np.empty((n, N_TOP), np.float32), np.empty((n, N_TOP), np.int64)
