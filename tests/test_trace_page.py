@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 import string
+import subprocess
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -189,6 +191,53 @@ def test_hostile_text_stays_text(tmp_path, language):
     seen = Page(text)
     assert seen.links == []
     assert bad.decode().replace(" ", "·") in [token["text"] for token in seen.data["tokens"]]
+
+
+# In a browser
+
+
+def opened(text: str, path: Path, place: str) -> str:
+    """The document after its script has run in a browser without a window; fails if the console says anything."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("needs chromium")
+    path.write_text(text, encoding="utf-8")
+    options = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=5000",
+    ]
+    command = [browser, *options, f"--user-data-dir={path.parent / 'profile'}", "--dump-dom", f"{path.as_uri()}{place}"]
+    ran = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=120)
+    assert "CONSOLE" not in ran.stderr
+    assert 'data-ready="yes"' in ran.stdout
+    return ran.stdout.partition('id="page"')[2].partition("<script")[0]
+
+
+@pytest.mark.parametrize(
+    ("place", "language"),
+    [("", "en"), ("#t=7&l=2&h=1&m=apart", "zh"), ("#t=39&l=4&s=1&h=3&m=value", "en")],
+    ids=["start", "head", "by value"],
+)
+def test_it_runs_in_a_browser(traced, tmp_path, place, language):
+    seen = opened(page(traced, language=language), tmp_path / "page.html", place)
+    assert sentence(traced, 1 if "s=1" in place else 0, language) in seen
+    assert say(language, "page_overview") in seen
+    assert (say(language, "page_on_text") in seen) is ("h=" in place)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("gpt-oss", ["expert 4", "sees the last 16"]), ("qwen35moe", ["expert 3"])],
+    ids=["gpt-oss", "qwen35moe"],
+)
+def test_features_of_architectures_are_drawn(tmp_path, name, shown):
+    with tiny_model(name) as model:
+        text = page(model.trace(PROMPT, max_tokens=1, temperature=0))
+    seen = opened(text, tmp_path / "page.html", "#l=2&t=20")
+    assert all(words in seen for words in shown)
 
 
 # Languages
