@@ -21,11 +21,9 @@ import tinyllm
 from tinyllm.errors import InvalidParameterError
 from tinyllm.trace import Trace
 from tinyllm.trace.packing import MapCoding, coarse, code_maps
-from tinyllm.trace.page import page
+from tinyllm.trace.page import page, page_script
 from tinyllm.trace.summary import check, funnel, sentence
 from tinyllm.trace.texts import LANGUAGES, TEXTS, Note, page_texts, percent, say
-
-TRACE = Path(tinyllm.__file__).parent / "trace"
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +174,7 @@ def test_coarse_numbers_have_twelve_bits():
 
 
 def test_the_script_is_small_and_writes_text_only():
-    script = (TRACE / "page.js").read_text("utf-8")
+    script = page_script()
     assert len(script.encode()) <= 60_000
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script)
 
@@ -262,7 +260,7 @@ def test_chinese_is_chinese():
 
 
 def test_the_script_asks_for_words_that_exist():
-    script = (TRACE / "page.js").read_text("utf-8")
+    script = page_script()
     asked = set(re.findall(r"\bword\('(\w+)'", script)) - {"stat_", "key_"}
     asked |= {f"stat_{name}" for name in re.search(r"STATISTICS = \[(.*?)\]", script)[1].replace("'", "").split(", ")}
     keys = script[script.index("const KEYS") : script.index("const T =")]

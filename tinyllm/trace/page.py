@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LIMIT = 4_600_000
 """Bytes of a page; richer maps are tried first, poorer ones when they do not fit."""
+_SCRIPTS = ("base", "frame", "lens", "layer", "attention", "sampling", "choices", "keys")
 _SAMPLES = 3
 _HOPEFUL = 1.05  # an estimate from samples may be that much too large
 
@@ -56,7 +57,7 @@ def page(trace: Trace, command: str = "", **options: Any) -> str:
     there is none of."""
     show = PageOptions(command, **options)
     language, folder = show.language, files("tinyllm.trace")
-    template, style, script = (folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+    template, style = (folder.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css"))
     with ThreadPoolExecutor() as pool:
         arrays = page_data.numbers(trace, pool)
         data = page_data.texts(trace, language, pool) | {
@@ -77,7 +78,7 @@ def page(trace: Trace, command: str = "", **options: Any) -> str:
             ),
             "data": _json(data),
             "blocks": _blocks(dict(zip(arrays, pool.map(packed, arrays.values()), strict=True))),
-            "script": script,
+            "script": page_script(),
         }
         room = LIMIT - len(template) - sum(map(len, parts.values()))
         coding, maps = _fitting_maps(trace, show, room, pool)
@@ -86,6 +87,13 @@ def page(trace: Trace, command: str = "", **options: Any) -> str:
     parts["blocks"] += _blocks(maps)
     pieces = template.split("{{")
     return pieces[0] + "".join(parts[name] + rest for name, _, rest in (piece.partition("}}") for piece in pieces[1:]))
+
+
+def page_script() -> str:
+    """The page's JavaScript, from its parts."""
+    folder = files("tinyllm.trace")
+    parts = (folder.joinpath(f"page.{name}.js").read_text("utf-8") for name in _SCRIPTS)
+    return "".join(["'use strict';\n(() => {\n", *parts, "})();\n"])
 
 
 def _blocks(texts: dict[str, str]) -> str:
