@@ -109,6 +109,7 @@ def multiply(
         "scale": 1.0,
         "n_rows": np.array([len(x)]),
         "grain": GRAIN,
+        "grain_one": GRAIN,
         "panels": n_panels,
         "tiles": tile.panel_bytes(n) // tile.bytes,
         "panel_bytes": tile.panel_bytes(n),

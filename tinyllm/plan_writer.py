@@ -113,9 +113,9 @@ class PlanWriter(Plan):
         if quantized:
             x.wants_records = True
         self.need_scratch(_GEMM_SCRATCH)
-        grain = min(16, matrix.panels // (4 * self.n_threads))
         return {
-            "grain": max(1, grain // 4) * 4 if matrix.twin else max(1, grain),
+            "grain": _grain(matrix, 4 * self.n_threads),
+            "grain_one": _grain(matrix, 16 * self.n_threads if self.n_threads > 1 else 1),
             "panels": matrix.panels,
             "tiles": matrix.tiles,
             "panel_bytes": matrix.panel_bytes,
@@ -256,6 +256,12 @@ class PlanWriter(Plan):
 
 def _quantized(matrix: Matrix) -> bool:
     return not matrix.tile.is_float
+
+
+def _grain(matrix: Matrix, n_units: int) -> int:
+    """Panels that a thread takes at a time if there shall be so many units, at most 16; of twins whole turns."""
+    grain = min(16, matrix.panels // n_units)
+    return max(1, grain // 4) * 4 if matrix.twin else max(1, grain)
 
 
 def _products(matrix: Matrix) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 `arguments` is the address of a block of int64 words; this module names the words of each kind of kernel.
 The first two words are the same everywhere: a ticket counter, from which threads draw their share of the work, and the
-address of the number of rows of the step.
+address of the number of rows of the step. The last word, a cache line away, is a second counter (see `dealing.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Arguments:
 
     def __init__(self, names: str):
         self.names = ("ticket", "n_rows", *names.split())
-        if len(self.names) > self.WORDS:
+        if len(self.names) >= self.WORDS:
             raise ValueError("too many words for an argument block")
         for index, name in enumerate(self.names):
             setattr(self, name, 8 * index)
@@ -34,6 +34,10 @@ class Arguments:
             raise ValueError(f"kernel arguments: unknown {sorted(unknown)}, missing {sorted(missing)}")
         words = [_word(values.get(name, 0)) for name in self.names]
         return words + [0] * (self.WORDS - len(words))
+
+
+# Where in a block the ticket counters of the low and of the high half of the units are.
+TICKETS = (0, 8 * (Arguments.WORDS - 1))
 
 
 def _word(value: int | float) -> int:
@@ -53,8 +57,8 @@ RECORD_NEGATIVE = 48  # 3 words: −Σ codes of each half, then of all, as `dot.
 # panels, and the outputs of the second begin so many panels behind those of the first. `then`: a kernel that goes on
 # with what is complete of both, called with `then_arguments` and two spans, of rows and of columns.
 LINEAR = Arguments(
-    "grain panels tiles panel_bytes weights private x x_stride y y_stride bias accumulate scale scratch scratch_stride"
-    " first_row twin then then_arguments"
+    "grain grain_one panels tiles panel_bytes weights private x x_stride y y_stride bias accumulate scale scratch"
+    " scratch_stride first_row twin then then_arguments"
 )
 # A span is its first number and the one behind its last, in one word.
 SPAN = 2**32

@@ -7,7 +7,8 @@ blocks, because they write to different places.
 from __future__ import annotations
 
 from .abi import DISPATCH, Arguments
-from .simd import atomic_add, call_kernel, load_i64, store_i64
+from .dealing import reset_tickets
+from .simd import atomic_add, call_kernel, load_i64
 from .specialize import inline, specialize, static
 
 
@@ -30,7 +31,7 @@ def dispatch(args, thread, n_threads):
         call_kernel(one if rows == 1 else many, block, thread, n_threads)
     if atomic_add(args, 1) == n_threads - 1:
         for i in range(n_groups):
-            store_i64(block_of(blocks, groups, i), 0)
+            reset_tickets(block_of(blocks, groups, i))
 
 
 BLOCK_BYTES = 8 * Arguments.WORDS

@@ -7,6 +7,7 @@ stays usable.
 from __future__ import annotations
 
 from .abi import JOB, OP_ARGUMENTS, OP_BYTES, OP_MANY, OP_ONE, OP_PRIVATE, OP_ROWS
+from .dealing import reset_tickets
 from .simd import (
     atomic_add,
     atomic_load,
@@ -67,7 +68,7 @@ def execute(job, thread, n_threads):
         if thread == 0:
             if done > 0:
                 # Everybody has left the op before: its tickets can be dealt out anew.
-                store_i64(load_i64(op - OP_BYTES + OP_ARGUMENTS), 0)
+                reset_tickets(load_i64(op - OP_BYTES + OP_ARGUMENTS))
             if atomic_load(job + static(J.stop)) != 0:
                 atomic_store(job + static(J.stop_after), done + 1)
         if n_threads > 1 and not alone:
@@ -81,7 +82,7 @@ def execute(job, thread, n_threads):
         if stop_after != 0 and done >= stop_after:
             break
     if thread == 0 and done > 0:
-        store_i64(load_i64(ops + (done - 1) * OP_BYTES + OP_ARGUMENTS), 0)
+        reset_tickets(load_i64(ops + (done - 1) * OP_BYTES + OP_ARGUMENTS))
     return done
 
 

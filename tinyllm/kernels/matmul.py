@@ -88,7 +88,7 @@ def go_on(then, then_arguments, row_start, row_end, panel_start, panel_end):
 
 def gemv(args, thread, n_threads):
     """One row of quantized activations times a quantized matrix."""
-    grain = load_i64(args + static(A.grain))
+    grain = load_i64(args + static(A.grain_one))
     panels = load_i64(args + static(A.panels))
     tiles = load_i64(args + static(A.tiles))
     panel_bytes = load_i64(args + static(A.panel_bytes))
