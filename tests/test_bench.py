@@ -238,6 +238,7 @@ def test_an_op_ends_when_its_last_thread_is_done():
     # start, (own end, all end) of three ops; thread 0 lost its processor behind the first one.
     stamps = stamps_of([0, 10, 60, 61, 62, 70, 80], [2, 15, 16, 40, 61, 75, 76])
     assert bounds_of(stamps).tolist() == [0, 15, 61, 80]
+    assert bounds_of(stamps, np.array([True, False, False])).tolist() == [0, 10, 61, 80]
 
 
 def test_the_recorder_sums_steps_of_its_plan_only(plan):
@@ -257,9 +258,10 @@ def test_the_recorder_sums_steps_of_its_plan_only(plan):
 
 
 def test_time_of_an_op_is_work_imbalance_and_waiting(plan, monkeypatch):
-    monkeypatch.setattr(plan, "n_threads", 2)
-    recorder = Recorder(plan, lambda: StepShape(1, 1, 0))
     n_ops = len(plan.ops)
+    monkeypatch.setattr(plan, "n_threads", 2)
+    monkeypatch.setattr(plan, "alone", lambda n_rows, n_out: [False] * n_ops)
+    recorder = Recorder(plan, lambda: StepShape(1, 1, 0))
     stamps = recorder(plan.table)
     stamps[0, 1::2], stamps[0, 2::2] = 100 * np.arange(n_ops) + 90, 100 * np.arange(n_ops) + 100
     stamps[1, 1::2], stamps[1, 2::2] = 100 * np.arange(n_ops) + 50, 100 * np.arange(n_ops) + 100

@@ -90,6 +90,11 @@ class Plan:
         """Rows of the step, and rows whose logits are wanted, as last set."""
         return int(self._counters[0]), int(self._counters[8])
 
+    def alone(self, n_rows: int, n_out: int) -> list[bool]:
+        """Which ops have no barrier behind them in a step of so many rows: see `_make_private` and `Op.done_before`."""
+        counts = {self.rows: n_rows, self.out_rows: n_out}
+        return [op.done_before or (op.private and counts.get(op.values["n_rows"]) == 1) for op in self.ops]
+
     def layer(self, index: int | None) -> None:
         """Ops recorded from here on belong to this layer."""
         self._layer = index

@@ -59,23 +59,26 @@ class Clock:
         return self._first[0] + (ticks - self._first[1]) * self.seconds_per_tick
 
 
-def bounds_of(stamps: np.ndarray) -> np.ndarray:
+def bounds_of(stamps: np.ndarray, alone: np.ndarray | bool = False) -> np.ndarray:
     """When the ops of steps began and ended: ticks [..., n_threads, 2 · n_ops + 1] → [..., n_ops + 1].
 
     An op ends when its last thread is done with it. A thread that lost its processor notices that late, when others
-    have begun the next op, so no single thread's view of the ends is taken.
+    have begun the next op, so no single thread's view of the ends is taken. Ops that each thread does `alone`
+    (bool [..., n_ops]) end when the first one goes on: nobody waits for the others.
     """
-    done = stamps[..., 1::2].max(axis=-2)
+    own_ends = stamps[..., 1::2]
+    done = np.where(alone, own_ends.min(axis=-2), own_ends.max(axis=-2))
     done[..., -1] = stamps[..., 0, -1]
     return np.concatenate([stamps[..., 0, :1], done], axis=-1)
 
 
 @dataclass(frozen=True)
 class Step:
-    """The stamps of one run of a plan: int64 [n_threads, 2 · n_ops + 1]."""
+    """The stamps of a run of a plan, int64 [n_threads, 2 · n_ops + 1], and which ops have no barrier: bool [n_ops]."""
 
     shape: StepShape
     stamps: np.ndarray
+    alone: np.ndarray
 
     @property
     def starts(self) -> np.ndarray:
@@ -95,7 +98,7 @@ class Step:
     @property
     def bounds(self) -> np.ndarray:
         """Ticks between ops: [n_ops + 1]."""
-        return bounds_of(self.stamps)
+        return bounds_of(self.stamps, self.alone)
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class Recorder:
     """
 
     def __init__(self, plan: Plan, shape: Callable[[], StepShape], keep: int = 0):
-        self._table, self._shape = plan.table, shape
+        self._plan, self._table, self._shape = plan, plan.table, shape
         self._n_ops, self._n_threads = len(plan.ops), plan.n_threads
         row = self._n_threads * (2 * self._n_ops + 1)
         self._block = np.zeros((max(1, _BLOCK_BYTES // (8 * row)), self._n_threads, 2 * self._n_ops + 1), np.int64)
@@ -155,11 +158,13 @@ class Recorder:
 
     def _sum_up(self) -> None:
         first = len(self._shapes) - self._filled
+        alone = [self._plan.alone(shape.n_rows, shape.n_out) for shape in self._shapes[first:]]
+        alone = np.array(alone, bool).reshape(-1, self._n_ops)
         for i in range(min(self._filled, self._keep - len(self.kept))):
-            self.kept.append(Step(self._shapes[first + i], self._block[i].copy()))
+            self.kept.append(Step(self._shapes[first + i], self._block[i].copy(), alone[i]))
         stamps = self._block[: self._filled]
         work = stamps[:, :, 1::2] - stamps[:, :, 0:-1:2]
-        total = np.diff(bounds_of(stamps), axis=1)
+        total = np.diff(bounds_of(stamps, alone), axis=1)
         longest = np.minimum(work.max(axis=1), total)
         self._sums += [total.sum(axis=0), np.minimum(work.mean(axis=1), longest).sum(axis=0), longest.sum(axis=0)]
         self._filled = 0
