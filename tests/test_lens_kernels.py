@@ -9,7 +9,7 @@ import pytest
 
 from tinyllm.kernels import abi
 from tinyllm.kernels.jit import kernel_addresses
-from tinyllm.kernels.lens_words import BEST, N_TOP, SUMS
+from tinyllm.kernels.lens_words import BEST, N_TOP, RANKS, SUMS
 from tinyllm.team import Team
 
 # Below and above the width of a vector and of a block of the kernels, and none a multiple of it.
@@ -41,14 +41,17 @@ def run(rows: np.ndarray, width: int, finals: np.ndarray, answers: np.ndarray, s
     )
     n_rows = np.array([N_ROWS])
     common = {"n_rows": n_rows.ctypes.data, "n": width, "x": rows.ctypes.data, "x_stride": rows.strides[0]}
-    common["values"] = found.values.ctypes.data
-    best = np.array(BEST.pack(**common, sign=sign, columns=found.columns.ctypes.data))
-    pointers = {"finals": finals, "answers": answers, "sums": found.sums, "ranks": found.ranks}
-    sums = np.array(SUMS.pack(**common, **{name: array.ctypes.data for name, array in pointers.items()}))
-    kernels = kernel_addresses(["lens.best", "lens.sums"])
-    table = np.zeros((2, abi.OP_BYTES // 8), np.int64)
-    for row, kernel, arguments in zip(table, kernels.values(), (best, sums), strict=True):
-        row[:4] = kernel, kernel, arguments.ctypes.data, n_rows.ctypes.data
+    values = found.values.ctypes.data
+    arguments = [
+        BEST.pack(**common, sign=sign, values=values, columns=found.columns.ctypes.data),
+        SUMS.pack(**common, values=values, finals=finals.ctypes.data, sums=found.sums.ctypes.data),
+        RANKS.pack(**common, answers=answers.ctypes.data, ranks=found.ranks.ctypes.data),
+    ]
+    blocks = np.array(arguments)
+    kernels = kernel_addresses(["lens.best", "lens.sums", "lens.ranks"])
+    table = np.zeros((3, abi.OP_BYTES // 8), np.int64)
+    for row, kernel, block in zip(table, kernels.values(), blocks, strict=True):
+        row[:4] = kernel, kernel, block.ctypes.data, n_rows.ctypes.data
     team = Team(2)
     team.run(table)
     team.close()

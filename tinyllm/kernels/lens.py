@@ -6,7 +6,7 @@ A row is read while it lies in the cache; a lens has thousands of them, and a vo
 from __future__ import annotations
 
 from .elementwise import load_part
-from .lens_words import BEST, N_TOP, SUM_CROSS, SUM_LOGITS, SUM_WEIGHTED, SUM_WEIGHTS, SUMS, SUMS_BYTES
+from .lens_words import BEST, N_TOP, RANKS, SUM_CROSS, SUM_LOGITS, SUM_WEIGHTED, SUM_WEIGHTS, SUMS, SUMS_BYTES
 from .simd import (
     add,
     atomic_add,
@@ -79,14 +79,10 @@ def best(args, thread, n_threads):
 
 
 def sums(args, thread, n_threads):
-    """With s = x - max(x): Σ e^s, Σ e^s · s, Σ e^(s of the final row) · s, Σ x; and the rank of an answer.
-
-    That is how many are likelier, or as likely in an earlier column.
-    """
+    """With s = x - max(x): Σ e^s, Σ e^s · s, Σ e^(s of the final row) · s, Σ x."""
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
     n = load_i64(args + static(A.n))
     x_stride = load_i64(args + static(A.x_stride))
-    one, none = splat_f32(1.0), zero_f32()
     while True:
         row = atomic_add(args, 1)
         if row >= n_rows:
@@ -118,6 +114,18 @@ def sums(args, thread, n_threads):
         store_f32(found + static(SUM_WEIGHTED), weighted)
         store_f32(found + static(SUM_CROSS), cross)
         store_f32(found + static(SUM_LOGITS), logits)
+
+
+def ranks(args, thread, n_threads):
+    """How many are likelier than each row's answer, or as likely in an earlier column."""
+    n_rows = load_i64(load_i64(args + static(A.n_rows)))
+    n = load_i64(args + static(A.n))
+    one, none = splat_f32(1.0), zero_f32()
+    while True:
+        row = atomic_add(args, 1)
+        if row >= n_rows:
+            break
+        x = load_i64(args + static(A.x)) + row * load_i64(args + static(A.x_stride))
         answer = load_i64(load_i64(args + static(A.answers)) + 8 * row)
         own = load_f32(x + 4 * answer)
         limit = splat_f32(own)
@@ -149,4 +157,5 @@ KERNELS = {
         SUM_LOGITS=SUM_LOGITS,
         SUMS_BYTES=SUMS_BYTES,
     ),
+    "ranks": lambda: specialize(ranks, A=RANKS),
 }

@@ -6,7 +6,6 @@ own result, which says how far the recomputation can be trusted.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -117,11 +116,10 @@ class AttentionReader:
 
     def layers(self) -> list[LayerAttention | None]:
         """Maps of all layers; None where a layer has no attention. The sequence must still have its pages."""
-        found: list[LayerAttention | None] = [None] * self.model.config.n_layers
-        with ThreadPoolExecutor(self.model.n_threads) as pool:
-            for taken, layer in zip(self._taken.values(), pool.map(self._layer, self._taken.values()), strict=True):
-                found[taken.op.layer] = layer
-        return found
+        return [
+            self._layer(self._taken[index]) if index in self._taken else None
+            for index in range(self.model.config.n_layers)
+        ]
 
     def _layer(self, taken: _Taken) -> LayerAttention:
         op, a = taken.op, taken.op.values

@@ -151,15 +151,14 @@ class _Reader:
         ends = np.flatnonzero(finals == np.arange(len(finals)))
         lens.answer[at_token[ends]] = [self.chosen.get(int(at_token[row]), int(best[row, 0])) for row in ends]
         answers = lens.answer[at_token]
-        sums, ranks = self.head.sums(finals, answers)
-        total, weighted, cross, sum_logits = sums.T.astype(np.float64)
+        total, weighted, cross, sum_logits = self.head.sums(finals).T.astype(np.float64)
         top, log_total = values[:, 0], np.log(total)
         entropy = log_total - weighted / total
         rows = np.arange(len(logits))
         lens.read[at_state, at_token] = True
         lens.top_ids[at_state, at_token] = best
         lens.top_probs[at_state, at_token] = np.exp(values - top[:, None]) / total[:, None]
-        lens.ranks[at_state, at_token] = ranks
+        lens.ranks[at_state, at_token] = self.head.ranks(answers)
         lens.answer_probs[at_state, at_token] = np.exp(logits[rows, answers] - top) / total
         lens.entropy[at_state, at_token] = entropy * _BITS
         # KL(final ‖ state) = Σ p (log p − log q), and log q = x − max − log_total.
@@ -174,17 +173,8 @@ class _Reader:
             if len(rows) == self.states.shape[0]:
                 ids = np.unique(np.append(best[rows, 0], lens.answer[t]))
                 probs = np.exp(logits[np.ix_(rows, ids)] - top[rows, None]) / total[rows, None]
-                lens.leaders[t] = Leaders(ids, _ranks(logits[rows[0] : rows[-1] + 1], ids), probs)
-
-
-def _ranks(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """How many tokens are likelier, or as likely with a smaller id: int [n, len(ids)]."""
-    ranks = np.empty((len(logits), len(ids)), np.int32)
-    for column, token in enumerate(ids):
-        own = logits[:, token, None]
-        ranks[:, column] = np.count_nonzero(logits[:, :token] >= own, axis=1)
-        ranks[:, column] += np.count_nonzero(logits[:, token:] > own, axis=1).astype(np.int32)
-    return ranks
+                ranks = [self.head.ranks(np.full(len(logits), token))[rows] for token in ids]
+                lens.leaders[t] = Leaders(ids, np.stack(ranks, axis=1).astype(np.int32), probs)
 
 
 _NUMBERS = ("answer_probs", "entropy", "kl", "mean_logit")

@@ -7,6 +7,7 @@ output matrix.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from tinyllm.gguf_file import TensorInfo
     from tinyllm.model import Model
 
-N_NEURONS = 8
+N_NEURONS, N_NEURONS_LATER = 8, 4
 N_TOKENS = 4
 N_NEIGHBOURS = 5
 NEIGHBOUR_LIMIT = 64_000_000
@@ -45,35 +46,68 @@ class Neurons:
 
 
 def strongest(model: Model, head: OutputHead, activations: dict[int, np.ndarray]) -> dict[int, list[Neurons]]:
-    """For each layer with activations (float32 [n_positions, n_ff]) the strongest neurons of each position."""
-    chosen: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
-    # One vector for each neuron and sign: many are among the strongest at several positions.
-    places: dict[tuple[int, int, bool], int] = {}
-    written: list[np.ndarray] = []
-    for layer, rows in activations.items():
+    """For each layer with activations (float32 [n_positions, n_ff]) the strongest neurons of each position, more of
+    them at the first than at the others."""
+
+    def of_layer(item: tuple[int, np.ndarray]) -> list[_Written] | None:
+        layer, rows = item
         tensor = model.file.tensors.get(f"blk.{layer}.ffn_down.weight")
-        if tensor is None or tensor.shape != (model.config.n_embd, rows.shape[1]):
-            continue
-        candidates = [largest(np.abs(act), _CANDIDATES) for act in rows]
-        union = np.unique(np.concatenate(candidates))
-        vectors = _columns(tensor, union)
-        lengths = np.linalg.norm(vectors, axis=0)
-        tensor.release()
-        for act, index in zip(rows, candidates, strict=True):
-            strength = np.abs(act[index]) * lengths[np.searchsorted(union, index)]
-            best = np.argsort(-strength)[:N_NEURONS]
-            index = index[best]
-            chosen.setdefault(layer, []).append((index, act[index], strength[best]))
-            for column, neuron, sign in zip(np.searchsorted(union, index), index, np.sign(act[index]), strict=True):
-                if places.setdefault((layer, int(neuron), sign < 0), len(written)) == len(written):
-                    written.append(vectors[:, column] * sign)
-    promoted, suppressed = _readings(head, np.array(written, np.float32))
-    result: dict[int, list[Neurons]] = {}
-    for layer, positions in chosen.items():
-        for index, activation, strength in positions:
-            rows = [places[layer, int(i), value < 0] for i, value in zip(index, activation, strict=True)]
-            result.setdefault(layer, []).append(Neurons(index, activation, strength, promoted[rows], suppressed[rows]))
-    return result
+        fits = tensor is not None and tensor.shape == (model.config.n_embd, rows.shape[1])
+        return _strongest_writers(tensor, rows) if fits else None
+
+    with ThreadPoolExecutor(model.n_threads) as pool:
+        found = dict(zip(activations, pool.map(of_layer, activations.items()), strict=True))
+    # One vector for each neuron: many are among the strongest at several positions.
+    places: dict[tuple[int, int], int] = {}
+    vectors: list[np.ndarray] = []
+    for layer, positions in found.items():
+        for written in positions or ():
+            for neuron, vector in zip(written.index.tolist(), written.vectors, strict=True):
+                if places.setdefault((layer, neuron), len(vectors)) == len(vectors):
+                    vectors.append(vector)
+    raised, lowered = _readings(head, np.array(vectors, np.float32).reshape(-1, model.config.n_embd))
+    return {
+        layer: [_with_tokens(layer, written, places, raised, lowered) for written in positions]
+        for layer, positions in found.items()
+        if positions is not None
+    }
+
+
+@dataclass(eq=False)
+class _Written:
+    """The strongest neurons of one position, and their output vectors [n, n_embd]."""
+
+    index: np.ndarray
+    activation: np.ndarray
+    strength: np.ndarray
+    vectors: np.ndarray
+
+
+def _strongest_writers(tensor: TensorInfo, rows: np.ndarray) -> list[_Written]:
+    """By position (float32 [n_positions, n_ff]); only the columns of the largest activations are read of the matrix."""
+    candidates = [largest(np.abs(act), _CANDIDATES) for act in rows]
+    union = np.unique(np.concatenate(candidates))
+    vectors = _columns(tensor, union)
+    lengths = np.linalg.norm(vectors, axis=0)
+    tensor.release()
+    found = []
+    for position, (act, index) in enumerate(zip(rows, candidates, strict=True)):
+        strength = np.abs(act[index]) * lengths[np.searchsorted(union, index)]
+        best = np.argsort(-strength)[: N_NEURONS if position == 0 else N_NEURONS_LATER]
+        index = index[best]
+        found.append(_Written(index, act[index], strength[best], vectors[:, np.searchsorted(union, index)].T))
+    return found
+
+
+def _with_tokens(
+    layer: int, written: _Written, places: dict[tuple[int, int], int], raised: np.ndarray, lowered: np.ndarray
+) -> Neurons:
+    rows = [places[layer, neuron] for neuron in written.index.tolist()]
+    # A negative activation writes the vector's opposite.
+    negative = written.activation[:, None] < 0
+    promoted = np.where(negative, lowered[rows], raised[rows])
+    suppressed = np.where(negative, raised[rows], lowered[rows])
+    return Neurons(written.index, written.activation, written.strength, promoted, suppressed)
 
 
 def _columns(tensor: TensorInfo, columns: np.ndarray) -> np.ndarray:

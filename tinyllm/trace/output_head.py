@@ -11,14 +11,14 @@ import numpy as np
 
 from tinyllm.kernels import abi
 from tinyllm.kernels.jit import kernel_addresses
-from tinyllm.kernels.lens_words import BEST, N_TOP, SUMS
+from tinyllm.kernels.lens_words import BEST, N_TOP, RANKS, SUMS
 
 if TYPE_CHECKING:
     from tinyllm.model import Model
 
-# Rows that go through the output matrix together: a tenth faster than 64 or 128.
+# Rows that go through the output matrix together: more are no faster, and their logits lie in the cache no more.
 _CHUNK = 96
-_KERNELS = ("lens.best", "lens.sums")
+_KERNELS = ("lens.best", "lens.sums", "lens.ranks")
 
 
 class OutputHead:
@@ -53,16 +53,19 @@ class OutputHead:
         n = self._n_rows[0]
         return self._columns[:n], self._values[:n]
 
-    def sums(self, finals: np.ndarray, answers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sums(self, finals: np.ndarray) -> np.ndarray:
         """Sums over the vocabulary, with x a row's logits less their maximum: float32 [n, 4], Σ e^x, Σ e^x · x,
-        Σ e^(x of row `finals[row]`) · x, Σ logits; and the ranks of the `answers`: int64 [n].
+        Σ e^(x of row `finals[row]`) · x, Σ logits. `best()` must have been called before; `finals`: int64 [n]."""
+        self._run("lens.sums", SUMS, values=self._values, finals=finals, sums=self._sums)
+        return self._sums[: self._n_rows[0]]
 
-        `best()` must have been called before. `finals` and `answers`: int64 [n].
+    def ranks(self, answers: np.ndarray) -> np.ndarray:
+        """How many tokens are likelier than each row's answer, or as likely with a smaller id: int64 [n].
+
+        `answers`: int64 [n].
         """
-        self._run("lens.sums", SUMS, values=self._values, finals=finals, answers=answers, sums=self._sums,
-                  ranks=self._ranks)  # fmt: skip
-        n = self._n_rows[0]
-        return self._sums[:n], self._ranks[:n]
+        self._run("lens.ranks", RANKS, answers=answers, ranks=self._ranks)
+        return self._ranks[: self._n_rows[0]]
 
     def _run(self, kernel: str, words: abi.Arguments, **values: np.ndarray | float) -> None:
         rows = self._n_rows.ctypes.data
