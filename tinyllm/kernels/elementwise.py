@@ -55,7 +55,7 @@ from .specialize import inline, specialize, static
 # Inputs of a row that one thread takes at a time.
 SEGMENT = 256
 # In float32, or the kernels would compute in float64. Below the least peak, its inverse overflows: codes are zero.
-_CODES, _SCALE, _NOTHING, _LEAST_PEAK = np.float32([127.0, 1.0 / 127.0, 0.0, 1e-36])
+_ONE, _SCALE, _NOTHING, _LEAST_PEAK = np.float32([1.0, 1.0 / 127.0, 0.0, 1e-36])
 
 
 @inline
@@ -79,7 +79,7 @@ def quantize_block(low, high, record):
     """Write the record of 32 values: scale = max|x| / 127, codes rounded to nearest even."""
     peak = max_lanes(maximum(absolute(low), absolute(high)))
     scale = peak * _SCALE
-    inverse = _CODES / peak if peak > _LEAST_PEAK else _NOTHING
+    inverse = _ONE / scale if peak > _LEAST_PEAK else _NOTHING
     factor = splat_f32(inverse)
     store_f32(record + RECORD_SCALE, scale)
     store_codes(record, round_to_i32(mul(low, factor)), round_to_i32(mul(high, factor)), scale)
