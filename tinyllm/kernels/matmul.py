@@ -38,6 +38,7 @@ from .unpack import UNPACK, UNPACK_FLOAT
 
 # Tokens whose accumulators are held in registers at a time; chosen by measurement.
 GEMM_WIDTHS = (12, 4, 1) if TARGET.wide_registers else (4, 1)
+FLOAT_WIDTHS = (12, 4, 1) if TARGET.wide_registers else (6, 3, 1)
 # Groups of 4 inputs that are unrolled: with 32 registers all of a block; with 16 the others stay a loop, or LLVM
 # reorders them and spills. Where sums start at zero, the first products need no addition.
 UNROLL = 8 if TARGET.wide_registers else 2
@@ -262,8 +263,11 @@ def gemm(args, thread, n_threads):
         go_on(then, then_arguments, token_start, token_end, start, start + count)
 
 
-def gemv_float(args, thread, n_threads):
-    """Rows of float32 activations times a float matrix, one row at a time."""
+def multiply_float(args, thread, n_threads):
+    """Rows of float32 activations times a float matrix: some rows and panels at a time, one sum for each output.
+
+    A sum waits for itself, so a single row takes two panels side by side.
+    """
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
     grain = load_i64(args + static(A.grain))
     panels = load_i64(args + static(A.panels))
@@ -285,29 +289,39 @@ def gemv_float(args, thread, n_threads):
         unit = draw(args, thread, n_threads, n_groups)
         if unit < 0:
             break
-        for panel in range(unit * grain, min((unit + 1) * grain, panels)):
-            panel_bias = bias + 64 * panel if bias != 0 else 0
-            row = 0
-            for width in static(WIDTHS):
-                while row + width <= n_rows:
-                    tile = weights + panel * panel_bytes
-                    for t in static(range(width)):
-                        at[t] = x + (row + t) * x_stride
-                        for s in static(range(4)):
-                            acc[t, s] = zero_f32()
-                    for _ in range(tiles):
-                        for i in range(0, 32, 4):
-                            for s in static(range(4)):
-                                weight = load_row(tile, i + s)
-                                for t in static(range(width)):
-                                    acc[t, s] = fma(weight, broadcast_f32(at[t] + 4 * (i + s)), acc[t, s])
+        panel = unit * grain
+        panel_end = min(panel + grain, panels)
+        for side in static(SIDES):
+            while panel + side <= panel_end:
+                row = 0
+                for width in static(WIDTHS):
+                    while row + width <= n_rows:
                         for t in static(range(width)):
-                            at[t] += 128
-                        tile += TILE_BYTES
-                    for t in static(range(width)):
-                        result = add(add(acc[t, 0], acc[t, 1]), add(acc[t, 2], acc[t, 3]))
-                        finish(result, y + (row + t) * y_stride + 64 * panel, panel_bias, accumulate, out_scale)
-                    row += width
+                            at[t] = x + (row + t) * x_stride
+                        for s in static(range(side)):
+                            tile[s] = weights + (panel + s) * panel_bytes
+                            for t in static(range(width)):
+                                acc[s, t] = zero_f32()
+                        for _ in range(tiles):
+                            for s in static(range(side)):
+                                for line in static(range(0, PREFETCHED, 64)):
+                                    prefetch(tile[s] + static(PREFETCH + line))
+                            for i in range(32):
+                                for s in static(range(side)):
+                                    weight = load_row(tile[s], i)
+                                    for t in static(range(width)):
+                                        acc[s, t] = fma(weight, broadcast_f32(at[t] + 4 * i), acc[s, t])
+                            for t in static(range(width)):
+                                at[t] += 128
+                            for s in static(range(side)):
+                                tile[s] += TILE_BYTES
+                        for s in static(range(side)):
+                            column = 64 * (panel + s)
+                            for t in static(range(width)):
+                                target = y + (row + t) * y_stride + column
+                                finish(acc[s, t], target, bias + column if bias != 0 else 0, accumulate, out_scale)
+                        row += width
+                panel += side
 
 
 def _quantized_parameters(name: str) -> dict:
@@ -350,18 +364,22 @@ def unpacked_bytes(name: str) -> int:
     return 512 + 64 * tile.halves * (2 if tile.minimum else 1)
 
 
+def _float_parameters(name: str) -> dict:
+    tile = TILES[name]
+    return {"A": LINEAR, "TILE_BYTES": tile.bytes, "PREFETCH": PREFETCH, "load_row": UNPACK_FLOAT[name]}
+
+
 def build_gemv(name: str) -> Callable:
     if TILES[name].is_float:
-        return specialize(gemv_float, A=LINEAR, WIDTHS=(1,), TILE_BYTES=TILES[name].bytes, load_row=UNPACK_FLOAT[name])
+        shape = {"SIDES": (2, 1), "WIDTHS": (1,), "PREFETCHED": 0}
+        return specialize(multiply_float, **_float_parameters(name), **shape)
     return specialize(gemv, **_quantized_parameters(name))
 
 
 def build_gemm(name: str) -> Callable:
     if TILES[name].is_float:
-        widths = (4, 1) if TARGET.wide_registers else (2, 1)
-        return specialize(
-            gemv_float, A=LINEAR, WIDTHS=widths, TILE_BYTES=TILES[name].bytes, load_row=UNPACK_FLOAT[name]
-        )
+        shape = {"SIDES": (1,), "WIDTHS": FLOAT_WIDTHS, "PREFETCHED": 0}
+        return specialize(multiply_float, **_float_parameters(name), **shape)
     return specialize(gemm, **_quantized_parameters(name))
 
 
