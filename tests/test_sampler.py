@@ -591,6 +591,11 @@ def test_compiled_sum_of_exponentials_is_the_float64_one(n, spread, shift):
     )
 
 
+def test_the_best_of_none_is_nothing():
+    candidates = Candidates(None, np.arange(5, dtype=np.float32))
+    assert len(candidates.best(0)) == 0 and len(largest(candidates.logits, 0)) == 0
+
+
 def test_log_probabilities_do_not_depend_on_how_the_sum_is_made():
     logits = (np.random.default_rng(1).normal(size=50_000) * 4).astype(np.float32)
     summed_first = Candidates(None, logits)

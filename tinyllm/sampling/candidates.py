@@ -136,6 +136,8 @@ def largest(values: np.ndarray, k: int) -> np.ndarray:
 def largest_unordered(values: np.ndarray, k: int) -> np.ndarray:
     """Positions of the k largest values (or all) in ascending order; of equal ones at the border, the first."""
     k = min(k, len(values))
+    if k <= 0:
+        return np.empty(0, np.int64)
     n_blocks = k * _BLOCKS_PER_PICK
     where: np.ndarray | None = None
     if len(values) >= max(_PREFILTER_FROM, 2 * n_blocks):
