@@ -13,6 +13,7 @@ import typer
 
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli.options import DEFAULT_MODEL
+from tinyllm_cli.outputs import writable
 
 if TYPE_CHECKING:
     from tinyllm.bench import Trial
@@ -96,6 +97,7 @@ class ShowOptions:
             help="Write a trace for Perfetto or Chrome (compressed if named .gz).",
             metavar="FILE",
             rich_help_panel="Output",
+            callback=writable,
         ),
     ] = None
     trace_steps: Annotated[

@@ -14,6 +14,7 @@ import typer
 
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
+from tinyllm_cli.outputs import writable
 from tinyllm_cli.text import one_line
 
 _NUMBER = re.compile(r"(\d{1,9})(k?)", re.ASCII | re.IGNORECASE)
@@ -35,7 +36,10 @@ CacheType = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 SvgFile = Annotated[
-    Path | None, typer.Option("--svg", help="Write a picture of the results.", metavar="FILE", show_default=False)
+    Path | None,
+    typer.Option(
+        "--svg", help="Write a picture of the results.", metavar="FILE", show_default=False, callback=writable
+    ),
 ]
 
 

@@ -64,6 +64,8 @@ def run(
         if raw and (text.system is not None or text.chat_template is not None):
             raise InvalidParameterError("--raw uses no chat template: --system and --chat-template have no place in it")
         template_args, stops = text.template_args(), text.stops()
+        if raw and template_args:
+            raise InvalidParameterError("--raw uses no chat template: there is nothing to set in one")
     model = load_model(engine)
     template = None if raw else load_template(text.chat_template, model)
     generation = start(

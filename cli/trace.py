@@ -17,6 +17,7 @@ from tinyllm_cli import render
 from tinyllm_cli.loading import load_model, load_template, usage_errors
 from tinyllm_cli.option_groups import option_groups
 from tinyllm_cli.options import ModelOptions, SamplingOptions
+from tinyllm_cli.outputs import writable
 from tinyllm_cli.prompt_input import clean, read_prompt, unescape
 
 LANGUAGES = ("en", "zh")
@@ -57,10 +58,13 @@ def trace(
         typer.Option("--token", help="The position to look at (default: where the first token was chosen).", min=0),
     ] = None,
     html: Annotated[
-        str | None, typer.Option("--html", help="Write one page to look around in.", metavar="FILE")
+        str | None, typer.Option("--html", help="Write one page to look around in.", metavar="FILE", callback=writable)
     ] = None,
     save: Annotated[
-        str | None, typer.Option("--save", help="Write the arrays of all stages (NumPy archive).", metavar="FILE.npz")
+        str | None,
+        typer.Option(
+            "--save", help="Write the arrays of all stages (NumPy archive).", metavar="FILE.npz", callback=writable
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     language: Annotated[

@@ -556,3 +556,28 @@ class TestText:
     def test_shards(self) -> None:
         assert (store.n_shards("m-00002-of-00003.gguf"), store.n_shards("m.gguf")) == (3, 1)
         assert store.unsharded("m-00002-of-00003.gguf") == "m.gguf"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("trace", "hi", "--html"),
+        ("trace", "hi", "--save"),
+        ("bench", "--trace"),
+        ("perplexity", __file__, "--svg"),
+        ("experiment", "languages", "--svg"),
+    ],
+    ids=lambda words: f"{words[0]} {words[-1]}",
+)
+@pytest.mark.parametrize("place", ["no folder", "a directory"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tinyllm, tmp_path, command, place):
+    path = tmp_path if place == "a directory" else tmp_path / "nosuch" / "file"
+    ran = tinyllm(*command, path, "-m", tmp_path / "model that nobody looks for.gguf")
+    assert ran.returncode == 1 and not ran.stdout
+    assert len(ran.stderr.splitlines()) == 1 and str(tmp_path) in ran.stderr and "nobody" not in ran.stderr
+
+
+def test_raw_has_no_template_to_set_things_in(tinyllm, tmp_path):
+    for options in (["--think"], ["--chat-template-kwargs", '{"x": 1}']):
+        ran = tinyllm("run", "hi", "--raw", *options, "-m", tmp_path / "none.gguf")
+        assert ran.returncode == 2 and "--raw" in ran.stderr

@@ -168,7 +168,7 @@ def test_wrong_usage_is_one_line_and_code_2(trace, arguments, message):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--token", "99"], "0 to 14"), (["--html", "/nonexistent/t.html"], "/nonexistent/t.html: No such file")],
+    [(["--token", "99"], "0 to 14"), (["--html", "/nonexistent/t.html"], "/nonexistent/t.html cannot be written")],
     ids=["token", "html"],
 )
 def test_what_cannot_be_is_told_in_one_line(trace, arguments, message):
