@@ -61,7 +61,12 @@ def unescape(text: str) -> str:
 
 
 def _text(data: bytes) -> str:
-    text = data.decode("utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8", "replace")
+    encoding = "utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        render.note(f"byte {error.start} of the text is no UTF-8: such bytes are read as U+FFFD")
+        text = data.decode(encoding, "replace")
     return text.removesuffix("\n").removesuffix("\r")
 
 

@@ -52,9 +52,7 @@ def tokenize(
     no_parse_special: Annotated[
         bool, typer.Option("--no-parse-special", help="Take <|im_start|> and the like in the text as plain text.")
     ] = False,
-    escape: Annotated[
-        bool, typer.Option("--escape", "-e", help=r"Read \\n, \\t, \\\\ in the text as escapes.")
-    ] = False,
+    escape: Annotated[bool, typer.Option("--escape", "-e", help=r"Read \n, \t, \\ in the text as escapes.")] = False,
     ids: Annotated[bool, typer.Option("--ids", help="Print only the ids, as a list.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -119,3 +119,9 @@ def test_colours_keep_lines_and_show_control_characters():
     shown = coloured(as_tokens("a", "\n\n", "\x1b[2J", "b"))
     assert shown.count("\n") == 2
     assert "\x1b[2J" not in shown and "\\x1b[2J" in shown
+
+
+def test_bytes_that_are_no_text_are_told(tinyllm, tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"abc\xff\xfe")
+    ran = tinyllm("tokenize", "--file", tmp_path / "bad.txt", "-m", tmp_path / "none.gguf")
+    assert "byte 3" in ran.stderr and "U+FFFD" in ran.stderr
