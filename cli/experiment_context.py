@@ -19,11 +19,10 @@ from tinyllm_cli.experiment_output import (
     numbers_of,
     print_json,
     progress,
-    resolve,
     say,
     write_picture,
 )
-from tinyllm_cli.loading import usage_errors
+from tinyllm_cli.loading import find_file, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL
 from tinyllm_cli.text import one_line, size
 
@@ -62,7 +61,7 @@ def context(
         at = numbers_of("--depths", depths)
     measured: dict[str, Measured] = {}
     try:
-        for path in dict.fromkeys(map(resolve, model)):
+        for path in dict.fromkeys(map(find_file, model)):
             _measure(path, at, n_gen, repetitions, threads, cache_type, measured.setdefault(path.stem, []))
     finally:
         # A run that is ended early still shows what it has found out.

@@ -9,8 +9,8 @@ import typer
 
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
-from tinyllm_cli.experiment_output import AsJson, ModelNames, SvgFile, numbers_of, print_json, resolve, write_picture
-from tinyllm_cli.loading import usage_errors
+from tinyllm_cli.experiment_output import AsJson, ModelNames, SvgFile, numbers_of, print_json, write_picture
+from tinyllm_cli.loading import find_file, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL
 from tinyllm_cli.text import one_line, size
 
@@ -74,7 +74,7 @@ def _design(name: str) -> CacheDesign:
     from tinyllm.experiments.memory import CacheDesign
     from tinyllm.gguf_file import open_gguf
 
-    path = resolve(name)
+    path = find_file(name)
     with open_gguf(path) as file:
         return CacheDesign.of(ModelConfig.from_file(file), path.stem)
 

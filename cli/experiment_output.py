@@ -43,14 +43,6 @@ SvgFile = Annotated[
 ]
 
 
-def resolve(model: str) -> Path:
-    """The file of a model, which is fetched first if need be. Raises ModelNotFoundError, DownloadError."""
-    from tinyllm import hub
-
-    with render.download_progress() as progress:
-        return hub.resolve(model, progress)
-
-
 def numbers_of(option: str, texts: Sequence[str]) -> list[int]:
     """The numbers of an option's lists, in order and each once; `4k` is 4096.
 

@@ -5,11 +5,11 @@ A row is read while it lies in the cache; a lens has thousands of them, and a vo
 
 from __future__ import annotations
 
+from .dealing import draw
 from .elementwise import load_part
 from .lens_words import BEST, N_TOP, RANKS, SUM_CROSS, SUM_LOGITS, SUM_WEIGHTED, SUM_WEIGHTS, SUMS, SUMS_BYTES
 from .simd import (
     add,
-    atomic_add,
     exp,
     fma,
     keep_first,
@@ -55,8 +55,8 @@ def best(args, thread, n_threads):
     sign = load_f32(args + static(A.sign))
     signs = splat_f32(sign)
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         x = load_i64(args + static(A.x)) + row * load_i64(args + static(A.x_stride))
         values = load_i64(args + static(A.values)) + row * static(4 * N_TOP)
@@ -84,8 +84,8 @@ def sums(args, thread, n_threads):
     n = load_i64(args + static(A.n))
     x_stride = load_i64(args + static(A.x_stride))
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         x = load_i64(args + static(A.x)) + row * x_stride
         final_row = load_i64(load_i64(args + static(A.finals)) + 8 * row)
@@ -122,8 +122,8 @@ def ranks(args, thread, n_threads):
     n = load_i64(args + static(A.n))
     one, none = splat_f32(1.0), zero_f32()
     while True:
-        row = atomic_add(args, 1)
-        if row >= n_rows:
+        row = draw(args, thread, n_threads, n_rows)
+        if row < 0:
             break
         x = load_i64(args + static(A.x)) + row * load_i64(args + static(A.x_stride))
         answer = load_i64(load_i64(args + static(A.answers)) + 8 * row)
