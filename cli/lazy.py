@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +20,14 @@ EPILOG = (
 
 class ClosedPipe(Exception):
     """Stdout was closed by its reader. Typer would turn a BrokenPipeError into a failure."""
+
+
+@contextmanager
+def _closed_pipes() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ClosedPipe from error
 
 
 @dataclass(frozen=True)
@@ -99,11 +108,13 @@ class LazyGroup(TyperGroup):
         with formatter.section("Commands"):
             formatter.write_dl([(name, subcommand.help) for name, subcommand in self.table.items()])
 
+    def make_context(self, *arguments: Any, **extra: Any) -> typer.Context:
+        with _closed_pipes():  # --help and --version print here
+            return super().make_context(*arguments, **extra)
+
     def invoke(self, ctx: typer.Context) -> Any:
-        try:
+        with _closed_pipes():
             return super().invoke(ctx)
-        except BrokenPipeError as error:
-            raise ClosedPipe from error
 
 
 class PlainCommand(TyperCommand):

@@ -1,61 +1,16 @@
 """The `tinyllm` command: arguments flow in, an exit code comes out (0 done, 1 failed, 2 wrong usage, 130 Ctrl-C).
 
-Each subcommand's module is imported when it is asked for, so that help and completion need none of them.
+Next to nothing is imported before `main` is entered, so that Ctrl-C is quiet from the start.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from typing import Annotated, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
-import typer
-
-from tinyllm import __version__
-from tinyllm.errors import TinyLLMError
-from tinyllm_cli.lazy import ClosedPipe, LazyGroup, Subcommand
-from tinyllm_cli.text import one_line
-
-LazyGroup.table = {
-    "run": Subcommand("tinyllm_cli.run:run", "Answer one prompt."),
-    "chat": Subcommand("tinyllm_cli.chat:chat", "Talk with a model."),
-    "bench": Subcommand("tinyllm_cli.bench:bench", "Measure speed, and where the time goes."),
-    "trace": Subcommand("tinyllm_cli.trace:trace", "Look inside: what each stage makes of a prompt."),
-    "perplexity": Subcommand("tinyllm_cli.perplexity:perplexity", "Measure how well models predict a text."),
-    "experiment": Subcommand("tinyllm_cli.experiment:app", "Try out what theory says, with tables and pictures."),
-    "list": Subcommand("tinyllm_cli.models:list_models", "List the models on this machine."),
-    "pull": Subcommand("tinyllm_cli.models:pull", "Fetch a model, or check the one that is here."),
-    "show": Subcommand("tinyllm_cli.models:show", "Tell what is in a model file."),
-    "rm": Subcommand("tinyllm_cli.models:remove", "Delete models from the store."),
-    "tokenize": Subcommand("tinyllm_cli.tokenize:tokenize", "Show the tokens of a text."),
-    "embed": Subcommand("tinyllm_cli.embed:embed", "Turn texts into vectors."),
-    "config": Subcommand("tinyllm_cli.settings:show_config", "Show the settings in force and where they come from."),
-}
-
-app = typer.Typer(
-    cls=LazyGroup,
-    name="tinyllm",
-    no_args_is_help=True,
-    rich_markup_mode=None,  # plain help: no boxes in pipes, and rich need not be imported
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="`tinyllm COMMAND --help` tells more. Every option can also be set in the environment (TINYLLM_THREADS for "
-    "--threads) and in a configuration file: see `tinyllm config`.",
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"tinyllm {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("-V", "--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Run quantized language models on the CPU of this machine."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk or a quota
 
 
 def main() -> NoReturn:
@@ -67,21 +22,29 @@ def main() -> NoReturn:
     except BrokenPipeError:
         code = _leave_closed_pipe()
     except OSError as error:  # a full disk, for one
-        code = _fail(f"the output cannot be written: {error.strerror}")
-        _discard_output()
+        code = _leave_full_disk(error)
     sys.exit(code)
 
 
 def _run(arguments: list[str]) -> int:
     """Run a command line; whatever goes wrong becomes one line on stderr."""
     try:
-        typer.main.get_command(app).main(arguments, prog_name="tinyllm")
+        return _run_app(arguments)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run_app(arguments: list[str]) -> int:
+    from tinyllm.errors import TinyLLMError
+    from tinyllm_cli.app import app
+    from tinyllm_cli.lazy import ClosedPipe
+
+    try:
+        app(arguments, prog_name="tinyllm")
     except SystemExit as exit_:
         if exit_.code == 130 and sys.stderr.isatty():
             print(file=sys.stderr)  # the shell's prompt shall not stand behind the ^C
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-    except KeyboardInterrupt:
-        return 130
     except ClosedPipe:
         return _leave_closed_pipe()
     except TinyLLMError as error:
@@ -91,6 +54,8 @@ def _run(arguments: list[str]) -> int:
     except Exception as error:
         if os.environ.get("TINYLLM_TRACEBACK"):
             raise
+        if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+            return _leave_full_disk(error)
         if isinstance(error, OSError) and error.strerror:
             return _fail(f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror)
         return _fail(f"unexpected {type(error).__name__}: {error} (TINYLLM_TRACEBACK=1 shows where)")
@@ -98,6 +63,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _fail(message: str) -> int:
+    from tinyllm_cli.text import one_line
+
     print(f"tinyllm: error: {one_line(message)}", file=sys.stderr)
     return 1
 
@@ -118,6 +85,12 @@ def _leave_closed_pipe() -> int:
     """Nobody reads on: end without a word, with the code that a shell gives to a process that SIGPIPE has ended."""
     _discard_output()
     return 141
+
+
+def _leave_full_disk(error: OSError) -> int:
+    """What stdout was to get is lost; errors about other files have the file's name."""
+    _discard_output()
+    return _fail(f"the output cannot be written: {error.strerror}")
 
 
 def _discard_output() -> None:

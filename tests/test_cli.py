@@ -19,8 +19,8 @@ from conftest import clean_environment, reference_dir
 from tinyllm.model_info import FILE_TYPES, component_of
 from tinyllm.store import files as store
 from tinyllm_cli import text
+from tinyllm_cli.app import app as _app  # fills the table of subcommands  # noqa: F401
 from tinyllm_cli.lazy import LazyGroup, make_command
-from tinyllm_cli.main import app as _app  # fills the table of subcommands  # noqa: F401
 
 ESC = "\x1b"
 HOSTILE = f"évil{ESC}[31m red\nnext \u202eline"
@@ -165,24 +165,45 @@ class TestFrame:
         environment = clean_environment(tmp_path) | {"TINYLLM_TRACEBACK": "1"}
         assert "Traceback" in subprocess.run(run, capture_output=True, text=True, env=environment).stderr
 
-    @pytest.mark.parametrize("how", ["--json", "--tensors"], ids=["printed", "drawn by rich"])
-    def test_closed_pipe(self, how: str, tmp_path: Path, model_file: Path) -> None:
+    @pytest.mark.parametrize(
+        "arguments", ["--help", "--version", "list --help", "list", "show --json MODEL", "show --tensors MODEL"]
+    )
+    @pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
+    def test_closed_pipe(self, arguments: str, buffered: bool, tmp_path: Path, model_file: Path) -> None:
         reader, writer = os.pipe()
         os.close(reader)
-        command = [sys.executable, "-m", "tinyllm_cli.main", "show", how, model_file]
+        words = [str(model_file) if word == "MODEL" else word for word in arguments.split()]
+        command = [sys.executable, *["-u"] * (not buffered), "-m", "tinyllm_cli.main", *words]
         done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=clean_environment(tmp_path))
         os.close(writer)
         assert (done.returncode, done.stderr) == (141, b"")
 
     @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-    def test_full_disk(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("arguments", ["--help", "--version", "list", "config"])
+    @pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
+    def test_full_disk(self, arguments: str, buffered: bool, tmp_path: Path) -> None:
         with open("/dev/full", "w") as full:
-            command = [sys.executable, "-m", "tinyllm_cli.main", "--version"]
+            command = [sys.executable, *["-u"] * (not buffered), "-m", "tinyllm_cli.main", arguments]
             done = subprocess.run(
                 command, stdout=full, stderr=subprocess.PIPE, text=True, env=clean_environment(tmp_path)
             )
         assert done.returncode == 1
-        assert done.stderr == "tinyllm: error: the output cannot be written: No space left on device\n"
+        assert done.stderr.endswith("tinyllm: error: the output cannot be written: No space left on device\n")
+        assert done.stderr.count("tinyllm: error:") == 1
+
+    @pytest.mark.parametrize("module", ["typer", "tinyllm_cli.lazy", "tinyllm.hub", "rich.console"])
+    def test_ctrl_c_while_modules_are_imported(self, module: str, tmp_path: Path) -> None:
+        code = (
+            "import signal, sys\n"
+            "class Interrupting:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
+            "sys.meta_path.insert(0, Interrupting()); sys.argv = ['tinyllm', 'list']\n"
+            "from tinyllm_cli.main import main; main()"
+        )
+        run = [sys.executable, "-c", code]
+        done = subprocess.run(run, capture_output=True, text=True, env=clean_environment(tmp_path))
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
     def test_closed_stdout_and_stderr(self, tmp_path: Path) -> None:
         command = f"{sys.executable} -m tinyllm_cli.main list >&- 2>&-"

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tinyllm_cli.main import app
+from tinyllm_cli.app import app
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDES = [ROOT / "README.md", ROOT / "models.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,10 +11,10 @@ import pytest
 from conftest import REPOSITORY, clean_environment
 
 from tinyllm.errors import InvalidParameterError
+from tinyllm_cli.app import app as _app  # fills the table of subcommands  # noqa: F401
 from tinyllm_cli.experiment import ExperimentGroup
 from tinyllm_cli.experiment_output import numbers_of
 from tinyllm_cli.lazy import make_command
-from tinyllm_cli.main import app as _app  # fills the table of subcommands  # noqa: F401
 
 NAMES = list(ExperimentGroup.table)
 
