@@ -8,26 +8,34 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
 from tinyllm_cli.bench_options import Setting, ShowOptions, TestOptions, settings_of, trials_of
 from tinyllm_cli.loading import usage_errors
 from tinyllm_cli.option_groups import option_groups
+from tinyllm_cli.outputs import written
 from tinyllm_cli.text import one_line
+from tinyllm_cli.usage import refuse
 
 if TYPE_CHECKING:
     from tinyllm.bench import Result, Trial
 
 
 @option_groups
-def bench(tests: TestOptions, show: ShowOptions) -> None:
+def bench(ctx: typer.Context, tests: TestOptions, show: ShowOptions) -> None:
     """Measure how fast models run, as llama-bench does, and where the time goes (--layers).
 
     Each test is run -r times on random tokens, without tokenizing and sampling. All combinations of the lists are run.
     """
+    if show.trace is None:
+        refuse(ctx, "without --trace", "trace_steps", "no_trace_args")
     with usage_errors():
         settings, trials, form = settings_of(tests), trials_of(tests), show.format
         earlier = _earlier(show, form)
+    if form != "text":
+        refuse(ctx, f"with -o {form}: --layers has its numbers", "roofline")
     results: list[Result] = []
     try:
         for setting in settings:
@@ -162,7 +170,8 @@ def _write_trace(results: Sequence[Result], show: ShowOptions) -> None:
         "roofs": [result.roofs.best.as_dict() for result in results if result.roofs is not None],
         "cmd": shlex.join(["tinyllm", *sys.argv[1:]]),
     }
-    write_trace(show.trace, traced, about, with_args=not show.no_trace_args)
+    with written(show.trace):
+        write_trace(show.trace, traced, about, with_args=not show.no_trace_args)
     render.note(f"wrote {show.trace}: open it at https://ui.perfetto.dev or chrome://tracing")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from tinyllm.errors import InvalidParameterError, TinyLLMError
 from tinyllm_cli import chat_settings
 from tinyllm_cli.chat_session import Session, stats_line
+from tinyllm_cli.outputs import written
 from tinyllm_cli.prompt_input import read_text
 from tinyllm_cli.text import harmless, one_line
 
@@ -43,6 +44,8 @@ def execute(session: Session, name: str, argument: str) -> None:
     command = COMMANDS.get(ALIASES.get(name, name))
     if command is None:
         raise InvalidParameterError(f"{name}: no such command; /help lists them")
+    if argument and " " not in command.usage:
+        raise InvalidParameterError(f"{name} takes nothing behind it, not {argument!r}")
     command.run(session, argument)
 
 
@@ -124,10 +127,8 @@ def _save(session: Session, argument: str) -> None:
         raise InvalidParameterError(f"{path}: exists and is not a saved chat; choose another name")
     messages = session.conversation.messages
     data = {"tinyllm_chat": 1, "model": session.conversation.model.path.name, "messages": messages}
-    try:
+    with written(path):
         path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InvalidParameterError(f"{path}: {error.strerror}") from None
     say(f"{len(messages)} messages saved to {path}")
 
 
@@ -206,10 +207,8 @@ def _trace(session: Session, argument: str) -> None:
 
     ids = conversation.encode(conversation.messages[: asked + 1])
     found = trace(conversation.model, ids, max_tokens=TRACED_TOKENS, params=session.params, lens_budget_s=LENS_BUDGET_S)
-    try:
+    with written(path):
         write_page(found, path, command=f"/trace {argument}")
-    except OSError as error:
-        raise InvalidParameterError(f"{path}: {error.strerror}") from None
     say(f"{len(ids)} tokens of the last question and {TRACED_TOKENS} of an answer: open {path}")
 
 

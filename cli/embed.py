@@ -13,12 +13,14 @@ from tinyllm_cli.loading import load_model, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL, ModelOptions
 from tinyllm_cli.prompt_input import clean, read_prompt
 from tinyllm_cli.text import one_line
+from tinyllm_cli.usage import refuse
 
 _vectors = partial(typer.Option, rich_help_panel="Vectors of texts")
 _table = partial(typer.Option, rich_help_panel="Embedding table")
 
 
 def embed(
+    ctx: typer.Context,
     texts: Annotated[
         list[str] | None, typer.Argument(help="Texts; none: standard input is one text.", show_default=False)
     ] = None,
@@ -61,6 +63,7 @@ def embed(
             raise typer.BadParameter("choose one of --neighbours and --analogy")
         if texts or similarity or pooling is not None:
             raise typer.BadParameter("--neighbours and --analogy take no texts, --similarity or --pooling")
+        refuse(ctx, "on the embedding table", "normalize", "threads")
         from tinyllm_cli.embed_table import show_analogy, show_neighbours
 
         if neighbours is not None:
@@ -70,6 +73,8 @@ def embed(
         return
     if k is not None:
         raise typer.BadParameter("--top counts the tokens of --neighbours and --analogy")
+    if similarity and not normalize:
+        refuse(ctx, "with --similarity, whose cosines need vectors of length 1", "normalize")
     if not texts:
         texts = [read_prompt(None, []) or ""]
     texts = [clean(text) for text in texts]

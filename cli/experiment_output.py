@@ -14,7 +14,7 @@ import typer
 
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
-from tinyllm_cli.outputs import writable
+from tinyllm_cli.outputs import writable, written
 from tinyllm_cli.text import one_line
 
 _NUMBER = re.compile(r"(\d{1,9})(k?)", re.ASCII | re.IGNORECASE)
@@ -87,7 +87,9 @@ def progress() -> Iterator[Callable[[str], None]]:
 
 
 def write_picture(path: Path | None, picture: Callable[[], str]) -> None:
-    """Write what `picture` makes, if a file was asked for, and say so on stderr. Raises OSError."""
+    """Write what `picture` makes, if a file was asked for, and say so on stderr. Raises TinyLLMError."""
     if path is not None:
-        path.write_text(picture(), encoding="utf-8")
+        drawn = picture()
+        with written(path):
+            path.write_text(drawn, encoding="utf-8")
         render.note(f"wrote {path}")

@@ -129,9 +129,10 @@ class PlainCommand(TyperCommand):
         return super().make_context(info_name, args, parent=parent, **extra)
 
     def invoke(self, ctx: typer.Context) -> Any:
-        from tinyllm_cli import render
+        from tinyllm_cli import outputs, render
 
         render.show_log()
+        outputs.keep_apart(ctx)
         return super().invoke(ctx)
 
     def get_params(self, ctx: typer.Context) -> list[Any]:

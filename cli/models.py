@@ -15,6 +15,7 @@ from tinyllm import hub
 from tinyllm.errors import ModelNotFoundError
 from tinyllm_cli import render, text
 from tinyllm_cli.completion import complete_model
+from tinyllm_cli.usage import refuse
 
 if TYPE_CHECKING:
     from tinyllm.gguf_file import GGUFFile
@@ -97,6 +98,7 @@ def remove(
 
 
 def show(
+    ctx: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -122,6 +124,12 @@ def show(
     as_json: JsonFlag = False,
 ) -> None:
     """Tell what is in a model file: its shape, its tensors by type and component, and the memory it takes."""
+    if model:
+        refuse(ctx, f"beside {model}: name one model", "model_option")
+    if sum((template, metadata, tensors)) > 1 and not as_json:
+        raise typer.BadParameter("choose one of --template, --metadata and --tensors, or have all with --json")
+    if (template or metadata or tensors) and not as_json:
+        refuse(ctx, "without the estimate of memory", "ctx_size")
     name = model or model_option
     path = hub.find(name)
     if path is None:

@@ -17,6 +17,7 @@ from tinyllm_cli.experiment_output import SvgFile, progress, write_picture
 from tinyllm_cli.loading import load_model, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL, ModelOptions
 from tinyllm_cli.text import size
+from tinyllm_cli.usage import refuse
 
 if TYPE_CHECKING:
     from tinyllm.model import Model
@@ -26,6 +27,7 @@ MOST_TOKENS = 2**17
 
 
 def perplexity(
+    ctx: typer.Context,
     file: Annotated[Path, typer.Argument(help="The text, a file.", show_default=False)],
     model: Annotated[
         list[str],
@@ -54,6 +56,8 @@ def perplexity(
     the perplexity, the KL divergence from its distributions (mean, and what one token in a hundred is beyond), and how
     often both prefer the same token. Bits per byte can be compared between vocabularies.
     """
+    if full:
+        refuse(ctx, "with --full, which has one window", "window")
     from tinyllm.perplexity import measure
 
     text = file.read_bytes()

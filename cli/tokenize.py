@@ -18,6 +18,7 @@ from tinyllm_cli.loading import find_file, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL
 from tinyllm_cli.prompt_input import clean, read_prompt, unescape
 from tinyllm_cli.text import one_line
+from tinyllm_cli.usage import refuse
 
 if TYPE_CHECKING:
     from tinyllm.tokenizer import Tokenizer
@@ -36,6 +37,7 @@ class Token:
 
 
 def tokenize(
+    ctx: typer.Context,
     text: Annotated[
         str | None, typer.Argument(help="The text; - reads it from standard input.", show_default=False)
     ] = None,
@@ -57,6 +59,10 @@ def tokenize(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the tokens of a text: pieces, ids, bytes and counts."""
+    if compare:
+        refuse(ctx, "with --compare, which names two models", "model")
+    if as_json:
+        refuse(ctx, "with --json, which has the ids", "ids")
     with usage_errors():
         argument = None if text is None else unescape(text) if escape else clean(text)
         source = read_prompt(argument, file)

@@ -6,19 +6,19 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from tinyllm.errors import InvalidParameterError, TinyLLMError
+from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
 from tinyllm_cli.loading import load_model, load_template, usage_errors
 from tinyllm_cli.option_groups import option_groups
 from tinyllm_cli.options import ModelOptions, SamplingOptions
-from tinyllm_cli.outputs import writable
+from tinyllm_cli.outputs import writable, written
 from tinyllm_cli.prompt_input import clean, read_prompt, unescape
+from tinyllm_cli.usage import refuse
 
 LANGUAGES = ("en", "zh")
 LENS_BUDGET_S = 1.5
@@ -26,6 +26,7 @@ LENS_BUDGET_S = 1.5
 
 @option_groups
 def trace(
+    ctx: typer.Context,
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt; - reads it from standard input.", show_default=False)
     ] = None,
@@ -85,6 +86,8 @@ def trace(
     from tinyllm.trace.summary import as_dict
     from tinyllm.trace.texts import say
 
+    if as_json and html is None:
+        refuse(ctx, "with --json", "language")
     with usage_errors():
         params = sampling.params()
         argument = None if prompt is None else unescape(prompt) if escape else clean(prompt)
@@ -117,11 +120,11 @@ def trace(
     if position >= found.n_tokens:
         raise InvalidParameterError(f"--token {position}: the positions that ran are 0 to {found.n_tokens - 1}")
     shown = {"language": language, "layers": chosen_layers, "heads": chosen_heads, "selected": position}
-    with file_errors(html):
-        if html is not None:
+    if html is not None:
+        with written(html):
             write_page(found, html, shlex.join(["tinyllm", *sys.argv[1:]]), **shown)
-    with file_errors(save):
-        if save is not None:
+    if save is not None:
+        with written(save):
             found.save(save)
     if as_json:
         print(json.dumps(as_dict(found, position, chosen_layers, chosen_heads, chosen_stages), ensure_ascii=False))
@@ -131,15 +134,6 @@ def trace(
     trace_view.show(found, position, layers, chosen_layers, chosen_heads, chosen_stages, language)
     if html is None and save is None:
         render.note(say(language, "view_hint"))
-
-
-@contextmanager
-def file_errors(path: str | None) -> Iterator[None]:
-    """Files that cannot be written are told in one line."""
-    try:
-        yield
-    except OSError as error:
-        raise TinyLLMError(f"{path}: {error.strerror or error}") from None
 
 
 def _messages(system: str | None, question: str) -> list[dict[str, str]]:

@@ -259,6 +259,13 @@ def test_what_is_no_earlier_run_is_refused(bench, tmp_path, content):
     assert result.code == 2 and "--compare" in result.err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_names_the_file(bench):
+    result = bench("--trace", "/dev/full", "-r", 1)
+    assert result.code == 1 and result.out  # what was measured is not lost
+    assert result.err.splitlines()[-1] == "tinyllm: error: /dev/full: No space left on device"
+
+
 def test_a_missing_model_is_an_error(bench, tmp_path):
     result = bench(model=tmp_path / "none.gguf")
     assert result.code == 1 and result.err.startswith("tinyllm: error: ")

@@ -207,6 +207,11 @@ class TestCommands:
         assert "/nonsense" in self.said(session, capsys, "/nonsense")
         assert len(contents(session)) == 4
 
+    @pytest.mark.parametrize("name", ["/help", "/clear", "/undo", "/regen", "/stats", "/exit", "/quit", "/?"])
+    def test_what_stands_behind_a_command_without_arguments_is_refused(self, session, capsys, name):
+        assert f"{name} takes nothing behind it, not 'now'" in self.said(session, capsys, f"{name} now")
+        assert contents(session) == ["1?", "One.", "2?", "Two."]
+
     @pytest.mark.parametrize("command", ["/exit", "/quit", "/bye"])
     def test_leaving(self, session, command):
         talk(session, command, "not asked")

@@ -26,6 +26,7 @@ from tinyllm_cli import trace as command
 
 REAL = "The capital of France is"
 LETTERS = "a b c d e f g h"
+NEEDS_DEV_FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 
 
 class Output(NamedTuple):
@@ -168,8 +169,13 @@ def test_wrong_usage_is_one_line_and_code_2(trace, arguments, message):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--token", "99"], "0 to 14"), (["--html", "/nonexistent/t.html"], "/nonexistent/t.html cannot be written")],
-    ids=["token", "html"],
+    [
+        (["--token", "99"], "0 to 14"),
+        (["--html", "/nonexistent/t.html"], "/nonexistent/t.html cannot be written"),
+        pytest.param(["--html", "/dev/full"], "/dev/full: No space left on device", marks=NEEDS_DEV_FULL),
+        pytest.param(["--save", "/dev/full"], "/dev/full: No space left on device", marks=NEEDS_DEV_FULL),
+    ],
+    ids=["token", "html", "disk full for a page", "disk full for arrays"],
 )
 def test_what_cannot_be_is_told_in_one_line(trace, arguments, message):
     result = trace(LETTERS, "-n", 1, *arguments)

@@ -1,0 +1,117 @@
+"""Command lines that cannot be meant: each is refused in one line that names the option, before a model is loaded."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tinyllm_cli import main, outputs
+from tinyllm_cli.app import app as _app  # fills the table of subcommands  # noqa: F401
+from tinyllm_cli.experiment import ExperimentGroup
+from tinyllm_cli.lazy import LazyGroup, make_command
+
+
+class Output(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Keyboard(io.StringIO):
+    """Standard input where nobody types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path) -> Callable[..., Output]:
+    """Runs a command line in this process, in an empty folder with an empty store: `cli("show -c many")`."""
+    monkeypatch.setenv("TINYLLM_HOME", str(tmp_path / "store"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(sys, "stdin", Keyboard())
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return lambda line: Output(main._run(line if isinstance(line, list) else line.split()), *capsys.readouterr())
+
+
+def error(result: Output) -> str:
+    """The line of an error, which is all that was told but for the usage before it."""
+    assert result.out == "" and "Traceback" not in result.err
+    line = result.err.splitlines()[-1]
+    assert line.startswith(("Error: ", "tinyllm: error: "))
+    return line
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("perplexity text.txt --full -w 512", "--window has no effect with --full"),
+        ("tokenize a --compare x y -m z", "--model has no effect with --compare"),
+        ("tokenize a --ids --json", "--ids has no effect with --json"),
+        ("show a.gguf -m b.gguf", "--model has no effect beside a.gguf"),
+        ("show a.gguf --template --tensors", "choose one of --template"),
+        ("show a.gguf --template -c 3", "--ctx-size has no effect"),
+        ("embed --neighbours cat -t 2", "--threads has no effect on the embedding table"),
+        ("embed --analogy a b c --no-normalize -t 1", "--no-normalize and --threads have no effect"),
+        ("embed a b --similarity --no-normalize", "--no-normalize has no effect with --similarity"),
+        ("bench --trace-steps 3", "--trace-steps has no effect without --trace"),
+        ("bench --no-trace-args", "--no-trace-args has no effect without --trace"),
+        ("bench --roofline --json", "--roofline has no effect with -o json"),
+        ("trace a --json --lang zh", "--lang has no effect with --json"),
+    ],
+)
+def test_options_without_effect(cli, line, message):
+    Path("text.txt").write_text("text")
+    result = cli(line)
+    assert result.code == 2 and message in error(result)
+
+
+def test_settings_that_do_not_apply_are_no_mistake(cli, monkeypatch, tmp_path):
+    """`window` in the file is for calls without --full: this one fails for another reason."""
+    (tmp_path / "config/tinyllm").mkdir(parents=True)
+    (tmp_path / "config/tinyllm/config.toml").write_text("window = 64")
+    Path("text.txt").write_text("text")
+    result = cli("perplexity text.txt --full -m none.gguf")
+    assert result.code == 1 and "none.gguf" in error(result)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("trace a --html same --save ./same", "--save ./same would overwrite --html"),
+        ("trace -f text.txt --html text.txt", "--html text.txt would overwrite a file that is read"),
+        ("trace a -m text.txt --save link.txt", "--save link.txt would overwrite a file"),
+        ("perplexity text.txt --svg text.txt", "--svg text.txt would overwrite a file"),
+        ("bench --compare text.txt --trace text.txt", "--trace text.txt would overwrite a file"),
+        ("experiment languages -f en=text.txt --svg text.txt", "--svg text.txt would overwrite a file"),
+    ],
+)
+def test_outputs_overwrite_nothing(cli, line, message):
+    Path("text.txt").write_text("text")
+    Path("link.txt").symlink_to("text.txt")
+    result = cli(line)
+    assert result.code == 2 and message in error(result)
+    assert Path("text.txt").read_text() == "text"
+
+
+def test_all_outputs_are_known():
+    commands = [make_command(n, c.load()) for n, c in LazyGroup.table.items() if n != "experiment"]
+    commands += [make_command(name, command.load()) for name, command in ExperimentGroup.table.items()]
+    params = [param for command in commands for param in command.params]
+    found = {param.name for param in params if (param.help or "").startswith("Write ")}
+    assert found == set(outputs.OUTPUTS)
+    assert set(outputs.INPUTS) <= {param.name for param in params}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_names_the_file(cli):
+    model = next((Path(__file__).parent / "data/architectures").glob("olmo*.gguf"))
+    result = cli(["experiment", "memory", "-m", str(model), "--svg", "/dev/full", "--json"])
+    assert result.code == 1
+    assert result.err.splitlines()[-1] == "tinyllm: error: /dev/full: No space left on device"
