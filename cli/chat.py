@@ -11,7 +11,7 @@ from tinyllm.errors import ChatTemplateError, TinyLLMError
 from tinyllm_cli import chat_commands, render
 from tinyllm_cli.chat_input import Entry, LineReader, Reader, TerminalReader, history_file, is_dumb
 from tinyllm_cli.chat_session import Session
-from tinyllm_cli.loading import load_constraint, load_model, load_template, usage_errors
+from tinyllm_cli.loading import load_constraint, load_model, load_template, tell_unused, usage_errors
 from tinyllm_cli.option_groups import option_groups
 from tinyllm_cli.options import ConstraintOptions, ModelOptions, SamplingOptions, TextOptions
 
@@ -45,6 +45,7 @@ def chat(
         raise ChatTemplateError(
             f"{model.path.name} has no chat template: `tinyllm run` continues text, --chat-template names a template"
         )
+    tell_unused(template_args, template)
     from tinyllm.conversation import Conversation
 
     conversation = Conversation(

@@ -11,7 +11,7 @@ import typer
 from tinyllm_cli import render
 from tinyllm_cli.loading import load_model, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL, ModelOptions
-from tinyllm_cli.prompt_input import clean, read_prompt
+from tinyllm_cli.prompt_input import clean, need_text
 from tinyllm_cli.text import one_line
 from tinyllm_cli.usage import refuse
 
@@ -76,7 +76,8 @@ def embed(
     if similarity and not normalize:
         refuse(ctx, "with --similarity, whose cosines need vectors of length 1", "normalize")
     if not texts:
-        texts = [read_prompt(None, []) or ""]
+        with usage_errors():
+            texts = [need_text(None, files=None, what="text")]
     texts = [clean(text) for text in texts]
     if similarity and (pooling == "none" or len(texts) < 2):
         raise typer.BadParameter("--similarity compares pooled vectors of at least two texts")

@@ -13,7 +13,7 @@ from tinyllm_cli import render
 from tinyllm_cli.experiment_output import AsJson, ModelName, SvgFile, Threads, print_json, say, write_picture
 from tinyllm_cli.loading import load_model, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL, ModelOptions
-from tinyllm_cli.prompt_input import clean, read_prompt
+from tinyllm_cli.prompt_input import clean, need_text
 
 if TYPE_CHECKING:
     from tinyllm.experiments.sampling import Spread, Study
@@ -44,9 +44,7 @@ def sampling(
     from tinyllm.experiments.sampling import Cut, next_logits, picture, study
 
     with usage_errors():
-        question = read_prompt(None if prompt is None else clean(prompt), [])
-        if not question:
-            raise InvalidParameterError("there is no prompt: give it as an argument or on standard input")
+        question = need_text(None if prompt is None else clean(prompt), files=None)
         values = _numbers("--temps", temperatures)
         if not values:
             raise InvalidParameterError("--temps: give at least one temperature")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,8 +60,20 @@ def load_template(name: str | None, model: Model) -> ChatTemplate | None:
     return ChatTemplate.named(name, model.tokenizer)
 
 
+def tell_unused(variables: Iterable[str], template: ChatTemplate | None) -> None:
+    """Tells which variables change nothing because the chat template does not look at them."""
+    for name in variables:
+        if template is None or not re.search(rf"\b{re.escape(name)}\b", template.source):
+            of = "--think or --no-think" if name == "enable_thinking" else "--chat-template-kwargs"
+            why = "there is no chat template" if template is None else f"the chat template does not know {name}"
+            render.note(f"{of} changes nothing: {why}")
+
+
 def load_constraint(options: ConstraintOptions, model: Model) -> Constraint | None:
-    """The constraint that the options ask for, if any, at its beginning."""
+    """The constraint that the options ask for, if any, at its beginning.
+
+    Wrong usage is one that cannot be, or that nothing but an empty answer fits.
+    """
     if not options.given():
         return None
     from tinyllm.sampling.grammar import Constraint
@@ -69,12 +82,21 @@ def load_constraint(options: ConstraintOptions, model: Model) -> Constraint | No
         if len(options.given()) > 1:
             raise InvalidParameterError(f"choose one of {', '.join(options.given())}")
         if options.json_schema is not None:
-            return Constraint.from_json_schema(text_or_file(options.json_schema), model.tokenizer)
-        if options.grammar is not None:
-            return Constraint.from_grammar(text_or_file(options.grammar), model.tokenizer)
-        if options.regex is not None:
-            return Constraint.from_regex(options.regex, model.tokenizer)
-        return Constraint.from_json_schema({}, model.tokenizer)
+            schema = text_or_file("--json-schema", options.json_schema, marks='{["')
+            constraint = Constraint.from_json_schema(schema, model.tokenizer)
+        elif options.grammar is not None:
+            # Every rule has a colon behind its name.
+            grammar = text_or_file("--grammar", options.grammar, marks=":")
+            constraint = Constraint.from_grammar(grammar, model.tokenizer)
+        elif options.regex is not None:
+            constraint = Constraint.from_regex(options.regex, model.tokenizer)
+        else:
+            constraint = Constraint.from_json_schema({}, model.tokenizer)
+        first = constraint.mask()
+        first[list(model.tokenizer.eog_ids)] = False
+        if not first.any():
+            raise InvalidParameterError(f"{options.given()[0]}: nothing but an empty answer fits")
+    return constraint
 
 
 @contextmanager

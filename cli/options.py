@@ -6,6 +6,7 @@ Names, defaults and off-values are llama.cpp's, and Ollama's where the two agree
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinyllm.errors import InvalidParameterError
-from tinyllm_cli.prompt_input import clean, unescape
+from tinyllm.errors import InvalidParameterError, TinyLLMError
+from tinyllm_cli.prompt_input import clean, read_text, unescape
 
 if TYPE_CHECKING:
     from tinyllm.sampler import SamplingParams
@@ -227,9 +228,17 @@ def parse_bias(text: str) -> tuple[int, float]:
         ) from None
 
 
-def text_or_file(value: str) -> str:
-    """The contents of the file of that name if there is one, else the value itself."""
-    try:
-        return Path(value).read_text(encoding="utf-8") if len(value) < 4096 and Path(value).is_file() else value
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise InvalidParameterError(f"{value}: {error}") from None
+def text_or_file(option: str, value: str, marks: str) -> str:
+    """The contents of the file of that name if there is one, else the value itself, which holds one of the `marks`.
+
+    Raises InvalidParameterError for an empty value, TinyLLMError for a file that is missing, empty or cannot be read.
+    """
+    if not value.strip():
+        raise InvalidParameterError(f"{option} is empty: give a text or a file")
+    if len(os.fsencode(value)) < 4096 and os.path.exists(os.path.expanduser(value)):
+        if content := read_text(Path(value)).strip():
+            return content
+        raise TinyLLMError(f"{value}: the file is empty")
+    if not any(mark in value for mark in marks):
+        raise TinyLLMError(f"{option} {value}: no such file")
+    return value

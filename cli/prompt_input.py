@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tinyllm.errors import TinyLLMError
+from tinyllm.errors import InvalidParameterError, TinyLLMError
 from tinyllm_cli import render
 
 PATIENCE_S = 2.0
@@ -31,6 +31,18 @@ def read_prompt(argument: str | None, files: Sequence[str]) -> str | None:
     if argument not in (None, "-"):
         parts.append(argument)
     return "\n\n".join(parts) if parts else None
+
+
+def need_text(argument: str | None, files: Sequence[str] | None, what: str = "prompt", empty: bool = False) -> str:
+    """`read_prompt` of a command that cannot do without; `files` None: it has no --file.
+
+    Raises InvalidParameterError when there is no text or, unless `empty` is allowed, nothing but white space.
+    """
+    text = read_prompt(argument, files or [])
+    if text is None or not (empty or text.strip()):
+        where = "as an argument" if files is None else "as an argument, with --file"
+        raise InvalidParameterError(f"there is no {what}: give it {where} or on standard input")
+    return text
 
 
 def read_text(path: Path) -> str:

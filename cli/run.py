@@ -12,10 +12,10 @@ import typer
 
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
-from tinyllm_cli.loading import load_constraint, load_model, load_template, usage_errors
+from tinyllm_cli.loading import load_constraint, load_model, load_template, tell_unused, usage_errors
 from tinyllm_cli.option_groups import option_groups
 from tinyllm_cli.options import ConstraintOptions, ModelOptions, SamplingOptions, TextOptions
-from tinyllm_cli.prompt_input import read_prompt
+from tinyllm_cli.prompt_input import need_text
 from tinyllm_cli.reply import PlainReply
 from tinyllm_cli.text import one_line
 from tinyllm_cli.thinking import ThinkingSplitter, opened_by
@@ -58,9 +58,7 @@ def run(
     """
     with usage_errors():
         params = sampling.params()
-        question = read_prompt(None if prompt is None else text.typed(prompt), file)
-        if question is None:
-            raise InvalidParameterError("there is no prompt: give it as an argument, with --file or on standard input")
+        question = need_text(None if prompt is None else text.typed(prompt), file, empty=raw)
         if raw and (text.system is not None or text.chat_template is not None):
             raise InvalidParameterError("--raw uses no chat template: --system and --chat-template have no place in it")
         template_args, stops = text.template_args(), text.stops()
@@ -68,6 +66,7 @@ def run(
             raise InvalidParameterError("--raw uses no chat template: there is nothing to set in one")
     model = load_model(engine)
     template = None if raw else load_template(text.chat_template, model)
+    tell_unused(template_args, template)
     generation = start(
         model,
         question,

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
 from tinyllm_cli.loading import find_file, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL
-from tinyllm_cli.prompt_input import clean, read_prompt, unescape
+from tinyllm_cli.prompt_input import clean, need_text, unescape
 from tinyllm_cli.text import one_line
 from tinyllm_cli.usage import refuse
 
@@ -65,9 +64,7 @@ def tokenize(
         refuse(ctx, "with --json, which has the ids", "ids")
     with usage_errors():
         argument = None if text is None else unescape(text) if escape else clean(text)
-        source = read_prompt(argument, file)
-        if source is None:
-            raise InvalidParameterError("there is no text: give it as an argument, with --file or on standard input")
+        source = need_text(argument, file, "text", empty=True)
     names = compare or (model,)
     found = [split(load(name), source, not no_special, not no_parse_special) for name in names]
     if as_json:

@@ -17,7 +17,7 @@ from tinyllm_cli.loading import load_model, load_template, usage_errors
 from tinyllm_cli.option_groups import option_groups
 from tinyllm_cli.options import ModelOptions, SamplingOptions
 from tinyllm_cli.outputs import writable, written
-from tinyllm_cli.prompt_input import clean, read_prompt, unescape
+from tinyllm_cli.prompt_input import clean, need_text, unescape
 from tinyllm_cli.usage import refuse
 
 LANGUAGES = ("en", "zh")
@@ -91,9 +91,7 @@ def trace(
     with usage_errors():
         params = sampling.params()
         argument = None if prompt is None else unescape(prompt) if escape else clean(prompt)
-        question = read_prompt(argument, file)
-        if question is None:
-            raise InvalidParameterError("there is no prompt: give it as an argument, with --file or on standard input")
+        question = need_text(argument, file, empty=raw)
         if raw and (system is not None or chat_template is not None):
             raise InvalidParameterError("--raw uses no chat template: --system and --chat-template have no place in it")
         if language not in LANGUAGES:

@@ -104,9 +104,7 @@ class TestPrompt:
             pytest.param(["-"], b"Hi", "Hi", id="dash"),
             pytest.param(["Sum up."], b"Text.\n", "Text.\n\nSum up.", id="piped text before the argument"),
             pytest.param(["Hi"], b"", "Hi", id="nothing piped"),
-            pytest.param([""], None, "", id="empty argument"),
-            pytest.param(["-"], b"", "", id="dash and nothing piped"),
-            pytest.param([], b" \n\n", " \n", id="white space"),
+            pytest.param(["Hi", "-f", "/dev/null"], None, "\n\nHi", id="empty file"),
             pytest.param([], b"a\r\nb\r\n", "a\r\nb", id="one line break at the end goes"),
             pytest.param([], b"\xef\xbb\xbfHi", "Hi", id="byte order mark"),
             pytest.param([], b"a\xff\xfe\x00b", "a\ufffd\ufffd\0b", id="bytes that are no text"),
@@ -118,6 +116,27 @@ class TestPrompt:
     )
     def test_sources(self, asked, arguments, stdin, question):
         assert asked(*arguments, stdin=stdin) == question
+
+    @pytest.mark.parametrize(
+        ("arguments", "stdin"),
+        [
+            pytest.param([], None, id="nothing"),
+            pytest.param([""], None, id="empty argument"),
+            pytest.param(["-"], b"", id="dash and nothing piped"),
+            pytest.param([], b"\n", id="a line break"),
+            pytest.param([], b" \n\n", id="white space"),
+            pytest.param(["-f", "/dev/null"], None, id="empty file"),
+        ],
+    )
+    def test_a_missing_prompt_is_wrong_usage(self, cli, arguments, stdin):
+        result = cli(FakeModel(answers("no")), "run", *arguments, stdin=stdin)
+        assert (result.code, result.out) == (2, "")
+        assert "there is no prompt: give it as an argument, with --file or on standard input" in result.err
+
+    def test_raw_text_may_begin_with_nothing(self, cli):
+        assert cli(FakeModel(says("Hi", EOS), add_bos=True), "run", "--raw", "").out == "Hi\n"
+        result = cli(FakeModel(says("Hi")), "run", "--raw", "")
+        assert (result.code, result.out) == (1, "") and "no begin-of-text token" in result.err
 
     def test_files_come_before_the_argument(self, asked, tmp_path):
         (tmp_path / "a b.txt").write_text("A\n")
@@ -355,12 +374,62 @@ class TestConstraints:
 
     @pytest.mark.parametrize(
         "arguments",
-        [["--regex", "("], ["--json-schema", "{"], ["--grammar", "root ::= ("], ["--json-object", "--regex", "a"]],
+        [
+            ["--regex", "("],
+            ["--json-schema", "{"],
+            ["--grammar", "root ::= ("],
+            ["--json-object", "--regex", "a"],
+            ["--regex", ""],
+            ["--regex", "a{0}"],
+            ["--json-schema", ""],
+            ["--grammar", " \n"],
+            ["--grammar", 'root ::= ""'],
+        ],
         ids=str,
     )
     def test_what_cannot_be_is_wrong_usage(self, cli, arguments):
         result = cli(FakeModel(says("a")), "run", "Hi", *arguments)
         assert (result.code, result.out) == (2, "")
+
+    @pytest.mark.parametrize("option", ["--json-schema", "--grammar"])
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("none.json", "none.json: no such file"),
+            ("some/none.gbnf", "some/none.gbnf: no such file"),
+            ("empty", "empty: the file is empty"),
+            (".", ".: Is a directory"),
+        ],
+    )
+    def test_files_that_cannot_be_read_are_named(self, cli, tmp_path, monkeypatch, option, name, reason):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "empty").write_text(" \n")
+        result = cli(FakeModel(says("a")), "run", "Hi", option, name)
+        assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
+        assert reason in result.err
+
+
+class TestTemplateVariables:
+    THINKS = "{% if enable_thinking %}think{% endif %}" + CHATML
+
+    @pytest.mark.parametrize(
+        ("arguments", "reason"),
+        [
+            (["--think"], "--think or --no-think changes nothing: the chat template does not know enable_thinking"),
+            (
+                ["--chat-template-kwargs", '{"mood": 1}'],
+                "--chat-template-kwargs changes nothing: the chat template does not know mood",
+            ),
+        ],
+        ids=["--think", "--chat-template-kwargs"],
+    )
+    def test_what_changes_nothing_is_told(self, cli, arguments, reason):
+        assert cli(FakeModel(answers("ok")), "run", "Hi", *arguments) == (0, "ok\n", f"{reason}\n")
+        result = cli(FakeModel(says("ok", EOS), template=None), "run", "Hi", *arguments)
+        assert result.code == 0 and "changes nothing: there is no chat template" in result.err
+
+    def test_what_the_template_knows_is_not_told(self, cli):
+        assert cli(FakeModel(answers("ok"), template=self.THINKS), "run", "Hi", "--no-think").err == ""
 
 
 class TestThinking:

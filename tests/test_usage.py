@@ -72,6 +72,22 @@ def test_options_without_effect(cli, line, message):
     assert result.code == 2 and message in error(result)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["run", ""], "there is no prompt"),
+        (["trace", ""], "there is no prompt"),
+        (["trace", "  "], "there is no prompt"),
+        (["experiment", "sampling", ""], "there is no prompt: give it as an argument or on standard input"),
+        (["embed"], "there is no text: give it as an argument or on standard input"),
+        (["tokenize"], "there is no text"),
+    ],
+)
+def test_missing_texts(cli, line, message):
+    result = cli(line)
+    assert result.code == 2 and message in error(result)
+
+
 def test_settings_that_do_not_apply_are_no_mistake(cli, monkeypatch, tmp_path):
     """`window` in the file is for calls without --full: this one fails for another reason."""
     (tmp_path / "config/tinyllm").mkdir(parents=True)
