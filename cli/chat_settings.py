@@ -9,6 +9,7 @@ from typing import Any
 
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli.chat_session import Session
+from tinyllm_cli.options import LEAST
 from tinyllm_cli.prompt_input import unescape
 
 SPELLINGS = {"temp": "temperature", "n": "max_tokens", "predict": "max_tokens", "num_predict": "max_tokens"}
@@ -74,11 +75,14 @@ def _switch(name: str, value: str) -> bool:
 
 def _number(name: str, value: str, kind: type) -> Any:
     try:
-        return kind(value)
+        number = kind(value)
     except ValueError:
         raise InvalidParameterError(
             f"/set {name}: {value} is not a number" + (" without a point" * (kind is int))
         ) from None
+    if number < LEAST.get(name, number):
+        raise InvalidParameterError(f"/set {name}: it is at least {LEAST[name]:g}, not {value}")
+    return number
 
 
 def _spelled(value: Any) -> str:

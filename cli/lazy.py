@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +12,21 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tinyllm.errors import InvalidParameterError
 from tinyllm_cli.quick_values import use_quick_values
 
 EPILOG = (
     "Every option can also be set in the environment (TINYLLM_THREADS for --threads) or a file: see `tinyllm config`."
 )
+
+
+ENGINE_NAMES = {
+    "kv_type": ("cache_type",),
+    "n_threads": ("threads",),
+    "n_batch": ("batch_size",),
+    "n_ctx": ("ctx_size", "window", "positions", "lengths"),
+}
+"""What the engine calls the values of options that have other names here, by what the commands call them."""
 
 
 class ClosedPipe(Exception):
@@ -78,6 +89,17 @@ def make_command(name: str, target: Callable[..., Any] | typer.Typer) -> TyperCo
     return command
 
 
+def with_option(message: str, command: TyperCommand) -> str:
+    """A message of the engine that begins with the name of a parameter, beginning with the option for it."""
+    options = {param.name: param.opts[0] for param in command.params if param.param_type_name == "option"}
+
+    def spelled(match: re.Match[str]) -> str:
+        names = [match[0], *ENGINE_NAMES.get(match[0], ())]
+        return next((options[name] for name in names if name in options), match[0])
+
+    return re.sub(r"^(\w+(?= must be | ')|\w+_\w+)", spelled, message)
+
+
 def _name_value(param: Any) -> None:
     """Call values in help texts what other programs call them, where Typer would write their Python types."""
     descriptor = getattr(param, "type_descriptor", None)
@@ -133,7 +155,13 @@ class PlainCommand(TyperCommand):
 
         render.show_log()
         outputs.keep_apart(ctx)
-        return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except InvalidParameterError as error:
+            raise InvalidParameterError(with_option(str(error), self)) from None
+        except typer.BadParameter as error:
+            error.message = with_option(error.message, self)
+            raise
 
     def get_params(self, ctx: typer.Context) -> list[Any]:
         from tinyllm_cli import settings

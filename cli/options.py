@@ -21,6 +21,9 @@ from tinyllm_cli.prompt_input import clean, read_text, unescape
 if TYPE_CHECKING:
     from tinyllm.sampler import SamplingParams
 
+LEAST = {"temperature": 0.0, "top_k": 0, "seed": -1, "max_tokens": -1}
+"""What the engine takes less of as well, with the same meaning: who types it means something else."""
+
 DEFAULT_MODEL = "smollm2"  # as in tinyllm.hub, which need not be imported for a help text
 
 
@@ -64,9 +67,14 @@ class SamplingOptions:
     """How the next token is chosen; the fields are those of SamplingParams, with its defaults."""
 
     temperature: Annotated[
-        float, _sampling("--temp", "--temperature", help="Temperature (0: always the most probable).")
+        float,
+        _sampling(
+            "--temp", "--temperature", help="Temperature (0: always the most probable).", min=LEAST["temperature"]
+        ),
     ] = 0.8
-    top_k: Annotated[int, _sampling("--top-k", help="Only the K most probable tokens (0: off).")] = 40
+    top_k: Annotated[
+        int, _sampling("--top-k", help="Only the K most probable tokens (0: off).", min=LEAST["top_k"])
+    ] = 40
     top_p: Annotated[float, _sampling("--top-p", help="Only the tokens that make up probability P (1: off).")] = 0.95
     min_p: Annotated[
         float, _sampling("--min-p", help="Only tokens with P times the best one's probability (0: off).")
@@ -130,7 +138,9 @@ class SamplingOptions:
         list[str],
         _sampling("--logit-bias", "-l", help="ID+BIAS or ID-BIAS, as in 42-inf (repeatable).", metavar="ID±BIAS"),
     ] = field(default_factory=list)
-    seed: Annotated[int, _sampling("--seed", help="Seed of the random numbers (-1: a new one).")] = -1
+    seed: Annotated[
+        int, _sampling("--seed", help="Seed of the random numbers (-1: a new one).", min=LEAST["seed"])
+    ] = -1
 
     def params(self) -> SamplingParams:
         """The parameters for the sampler, checked. Raises InvalidParameterError."""
@@ -148,7 +158,15 @@ class TextOptions:
     """What goes into the prompt beside the user's text, and where the answer ends."""
 
     max_tokens: Annotated[
-        int, _text("--max-tokens", "--predict", "-n", help="At most N tokens (-1: until the end).", metavar="N")
+        int,
+        _text(
+            "--max-tokens",
+            "--predict",
+            "-n",
+            help="At most N tokens (-1: until the end).",
+            metavar="N",
+            min=LEAST["max_tokens"],
+        ),
     ] = -1
     stop: Annotated[
         list[str], _text("--stop", "--reverse-prompt", "-r", help="End before this text (repeatable).", metavar="TEXT")

@@ -35,6 +35,8 @@ class _QuickValue:
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         descriptor = param.type_descriptor
+        if wrong := _wrong_type(value, descriptor.annotation):
+            raise typer.BadParameter(f"{wrong} (from {self._source_of(param, ctx)})", ctx, param)
         quick = _convert(value, descriptor.annotation, descriptor.parameter_info, param)
         if quick is not _MISSING:
             return quick
@@ -44,6 +46,19 @@ class _QuickValue:
             if source := self._source_of(param, ctx):
                 error.message += f" (from {source})"
             raise
+
+
+def _wrong_type(value: Any, annotation: Any) -> str:
+    """What is wrong with a value of the configuration file that Typer would take for something else."""
+    wanted = get_args(annotation) if get_origin(annotation) in (list, tuple) else (annotation,)
+    for item in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(item, bool) and bool not in wanted:
+            return f"{str(item).lower()} is no {'number' if {int, float} & set(wanted) else 'text'}"
+        if isinstance(item, int | float) and not isinstance(item, bool) and wanted == (bool,):
+            return f"{item} is neither true nor false"
+        if isinstance(item, list | dict):
+            return f"{item} is not one value"
+    return "a list is not one value" if isinstance(value, list) and wanted == (annotation,) else ""
 
 
 def _convert(value: Any, annotation: Any, info: Any, param: Any) -> Any:

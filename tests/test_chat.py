@@ -275,7 +275,21 @@ class TestCommands:
         assert f"{name} = {value}\n" in self.said(session, capsys, "/set")
         assert f"{name} = {value}\n" == self.said(session, capsys, f"/set {name}")
 
-    @pytest.mark.parametrize("typed", ["nonsense 1", "temp hot", "top_k 1.5", "top_p 3", "stats maybe", "stop 'open"])
+    @pytest.mark.parametrize(
+        "typed",
+        [
+            "nonsense 1",
+            "temp hot",
+            "temp -1",
+            "top_k 1.5",
+            "top_k -1",
+            "top_p 3",
+            "seed -5",
+            "n -2",
+            "stats maybe",
+            "stop 'open",
+        ],
+    )
     def test_set_what_cannot_be(self, session, capsys, typed):
         before = chat_commands.chat_settings.settings(session)
         said = self.said(session, capsys, f"/set {typed}")

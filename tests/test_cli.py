@@ -525,6 +525,26 @@ class TestSettings:
         done = tinyllm("show", "x.gguf")
         assert done.returncode == 2 and f"(from {path})" in done.stderr
 
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            ("ctx_size = true", "true is no number"),
+            ("ctx_size = [1, 2]", "a list is not one value"),
+            ("model = true", "true is no text"),
+            ("json = 1", "1 is neither true nor false"),
+            ("[show]\nctx_size = {a = 1}", "{'a': 1} is not one value"),
+        ],
+    )
+    def test_values_of_the_wrong_type(self, tinyllm, tmp_path: Path, content: str, message: str) -> None:
+        path = self.config(tmp_path, content)
+        done = tinyllm("show", "x.gguf")
+        assert done.returncode == 2 and f"{message} (from {path})" in done.stderr
+
+    def test_one_value_serves_an_option_that_others_repeat(self, tinyllm, tmp_path: Path) -> None:
+        self.config(tmp_path, "threads = 1\nmodel = 'none.gguf'")
+        for command in (["run", "Hi"], ["bench"]):
+            assert "no such file" in tinyllm(*command).stderr
+
     def test_a_named_file_must_exist(self, tinyllm, tmp_path: Path) -> None:
         done = tinyllm("show", "x.gguf", env={"TINYLLM_CONFIG": "/nowhere.toml"})
         assert done.returncode == 1 and "/nowhere.toml: no such file" in done.stderr

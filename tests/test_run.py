@@ -318,7 +318,13 @@ def test_full_context_is_told(cli):
     ("arguments", "named"),
     [
         (["--temp", "x"], "--temp"),
-        (["--top-p", "2"], "top_p"),
+        (["--temp", "-1"], "--temp"),
+        (["--top-p", "2"], "--top-p must be between 0 and 1"),
+        (["--top-k", "-1"], "--top-k"),
+        (["--mirostat-ent", "-3"], "--mirostat-ent must be"),
+        (["--seed", "-5"], "--seed"),
+        (["--seed", "9" * 30], "--seed must be"),
+        (["-n", "-2"], "--max-tokens"),
         (["-n", "many"], "-n"),
         (["--logit-bias", "five"], "logit-bias"),
         (["--no-such"], "--no-such"),
@@ -593,13 +599,20 @@ class TestChainModel:
 
     @pytest.mark.parametrize(
         "arguments",
-        [["-c", "99999999999"], ["--cache-type", "q9"], ["-t", "0"], ["-b", "0"]],
-        ids=str,
+        [
+            ["--ctx-size", "99999999999"],
+            ["--cache-type", "q9"],
+            ["--threads", "0"],
+            ["--threads", "5000"],
+            ["--batch-size", "0"],
+            ["--batch-size", "999999"],
+        ],
+        ids=" ".join,
     )
     def test_options_that_cannot_be(self, run, arguments):
         process = run("Hi", *arguments)
         assert (process.returncode, process.stdout) == (2, b"")
-        assert b"Traceback" not in process.stderr
+        assert arguments[0].encode() in process.stderr.splitlines()[-1] and b"Traceback" not in process.stderr
 
     @pytest.mark.parametrize("seed", [1, 2])
     def test_same_seed_same_text(self, run, seed):

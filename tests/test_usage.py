@@ -13,7 +13,7 @@ import pytest
 from tinyllm_cli import main, outputs
 from tinyllm_cli.app import app as _app  # fills the table of subcommands  # noqa: F401
 from tinyllm_cli.experiment import ExperimentGroup
-from tinyllm_cli.lazy import LazyGroup, make_command
+from tinyllm_cli.lazy import LazyGroup, make_command, with_option
 
 
 class Output(NamedTuple):
@@ -70,6 +70,24 @@ def test_options_without_effect(cli, line, message):
     Path("text.txt").write_text("text")
     result = cli(line)
     assert result.code == 2 and message in error(result)
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("kv_type 'x' is unknown", "--cache-type 'x' is unknown"),
+        ("n_ctx must be more", "--ctx-size must be more"),
+        ("logit_bias of token 5", "--logit-bias of token 5"),
+        ("prompt must be read", "prompt must be read"),
+        ("the seed must be 1", "the seed must be 1"),
+        ("max_depth of layers", "max_depth of layers"),
+    ],
+)
+def test_messages_of_the_engine_name_options(message, told):
+    command = make_command("run", LazyGroup.table["run"].load())
+    assert with_option(message, command) == told
+    perplexity = make_command("perplexity", LazyGroup.table["perplexity"].load())
+    assert with_option("n_ctx must be more", perplexity) == "--window must be more"
 
 
 @pytest.mark.parametrize(
