@@ -13,7 +13,7 @@ import typer
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
 from tinyllm_cli.bench_options import Setting, ShowOptions, TestOptions, settings_of, trials_of
-from tinyllm_cli.loading import usage_errors
+from tinyllm_cli.loading import tell_trained, usage_errors
 from tinyllm_cli.option_groups import option_groups
 from tinyllm_cli.outputs import written
 from tinyllm_cli.text import one_line
@@ -39,7 +39,8 @@ def bench(ctx: typer.Context, tests: TestOptions, show: ShowOptions) -> None:
     results: list[Result] = []
     try:
         for setting in settings:
-            for result in _measure(setting, trials, tests, show):
+            first = setting == next(other for other in settings if other.model == setting.model)
+            for result in _measure(setting, trials, tests, show, first):
                 results.append(result)
                 if form == "jsonl":
                     _print(form, [result])
@@ -67,7 +68,9 @@ def _earlier(show: ShowOptions, form: str) -> list[dict[str, Any]] | None:
     return read_earlier(show.compare)
 
 
-def _measure(setting: Setting, trials: list[Trial], tests: TestOptions, show: ShowOptions) -> Iterator[Result]:
+def _measure(
+    setting: Setting, trials: list[Trial], tests: TestOptions, show: ShowOptions, first: bool
+) -> Iterator[Result]:
     from tinyllm import hub
     from tinyllm.bench import Bench
 
@@ -90,6 +93,9 @@ def _measure(setting: Setting, trials: list[Trial], tests: TestOptions, show: Sh
                     on_run=tell,
                 )
             )
+        if first:
+            longest = max(trial.n_depth + trial.n_tokens for trial in trials)
+            tell_trained(path.stem, longest, running.model.config.n_ctx_train)
         yield from running.results()
 
 

@@ -11,7 +11,7 @@ from tinyllm.errors import ChatTemplateError, TinyLLMError
 from tinyllm_cli import chat_commands, render
 from tinyllm_cli.chat_input import Entry, LineReader, Reader, TerminalReader, history_file, is_dumb
 from tinyllm_cli.chat_session import Session
-from tinyllm_cli.loading import load_constraint, load_model, load_template, tell_unused, usage_errors
+from tinyllm_cli.loading import load_constraint, load_model, load_template, tell_trained, tell_unused, usage_errors
 from tinyllm_cli.option_groups import option_groups
 from tinyllm_cli.options import ConstraintOptions, ModelOptions, SamplingOptions, TextOptions
 
@@ -40,6 +40,7 @@ def chat(
     with usage_errors():
         params, template_args, stops = sampling.params(), text.template_args(), text.stops()
     model = load_model(engine)
+    tell_trained(model.path.stem, engine.ctx_size, model.config.n_ctx_train)
     template = load_template(text.chat_template, model)
     if template is None:
         raise ChatTemplateError(

@@ -22,7 +22,7 @@ from tinyllm_cli.experiment_output import (
     say,
     write_picture,
 )
-from tinyllm_cli.loading import load_model, usage_errors
+from tinyllm_cli.loading import load_model, tell_trained, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL, ModelOptions
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def cache(
     with usage_errors():
         at = numbers_of("--positions", positions)
     loaded = load_model(ModelOptions(model=model, threads=threads, ctx_size=max(at) + 1, cache_type=cache_type))
+    tell_trained(loaded.path.stem, max(at), loaded.config.n_ctx_train)
     rows: list[Row] = []
     try:
         with usage_errors(), progress() as tell:

@@ -10,7 +10,7 @@ import typer
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
 from tinyllm_cli.experiment_output import AsJson, ModelNames, SvgFile, numbers_of, print_json, write_picture
-from tinyllm_cli.loading import find_file, usage_errors
+from tinyllm_cli.loading import find_file, tell_trained, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL
 from tinyllm_cli.text import one_line, size
 
@@ -64,6 +64,8 @@ def memory(
         print_json({"experiment": "memory", "lengths": at, "rows": [_as_object(row) for row in rows]})
     else:
         _print_table(rows, at)
+    for design in designs:
+        tell_trained(one_line(design.model), max(at), design.n_ctx_train)
     for line in _notes(designs, kv_types):
         render.note(line)
     write_picture(svg, lambda: picture(rows, max(at)))

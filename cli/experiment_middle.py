@@ -21,7 +21,7 @@ from tinyllm_cli.experiment_output import (
     say,
     write_picture,
 )
-from tinyllm_cli.loading import load_model, usage_errors
+from tinyllm_cli.loading import load_model, tell_trained, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL, ModelOptions
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def middle(
         loaded = load_model(
             ModelOptions(model=model, threads=threads, cache_type=cache_type, ctx_size=max(sizes) + ROOM)
         )
-        if max(sizes) + ROOM > loaded.config.n_ctx_train:
-            render.note(f"{loaded.path.stem} was trained on contexts of {loaded.config.n_ctx_train} tokens")
+        tell_trained(loaded.path.stem, max(sizes) + ROOM, loaded.config.n_ctx_train)
         with progress() as tell:
             probes = measure(
                 loaded, sizes, places, n_facts, n_others, seed, raw,

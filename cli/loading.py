@@ -60,6 +60,17 @@ def load_template(name: str | None, model: Model) -> ChatTemplate | None:
     return ChatTemplate.named(name, model.tokenizer)
 
 
+def tell_trained(name: str, n_ctx: int, trained: int | None) -> None:
+    """Tells when a context is longer than those that a model was trained on, where known."""
+    if trained is not None and n_ctx > trained:
+        render.note(f"{name} was trained on contexts of {trained} tokens: beyond them it may write nonsense")
+
+
+def tell_full(n_ctx: int) -> None:
+    """Tells that the end of the context has ended an answer."""
+    render.note(f"the context of {n_ctx} tokens is full: -c makes it larger")
+
+
 def tell_unused(variables: Iterable[str], template: ChatTemplate | None) -> None:
     """Tells which variables change nothing because the chat template does not look at them."""
     for name in variables:

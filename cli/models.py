@@ -15,6 +15,7 @@ from tinyllm import hub
 from tinyllm.errors import ModelNotFoundError
 from tinyllm_cli import render, text
 from tinyllm_cli.completion import complete_model
+from tinyllm_cli.loading import tell_trained
 from tinyllm_cli.usage import refuse
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def show(
 
     with open_gguf(path) as file:
         info = describe(file)
+        tell_trained(path.stem, ctx_size, info.n_ctx)
         if as_json:
             answer = _as_json(file, info, ctx_size, template, metadata, tensors)
             print(json.dumps(answer, indent=2, ensure_ascii=False, default=str))

@@ -14,7 +14,7 @@ import typer
 
 from tinyllm_cli import render
 from tinyllm_cli.experiment_output import SvgFile, progress, write_picture
-from tinyllm_cli.loading import load_model, usage_errors
+from tinyllm_cli.loading import load_model, tell_trained, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL, ModelOptions
 from tinyllm_cli.text import size
 from tinyllm_cli.usage import refuse
@@ -69,6 +69,8 @@ def perplexity(
         scores = measure(
             models, text, None if full else window, lambda done, total: tell(f"window {done + 1} of {total}")
         )
+    for m, score in zip(models, scores, strict=True):
+        tell_trained(m.path.stem, score.n_scored + 1 if full else window, m.config.n_ctx_train)
     rows = [as_object(m, s) for m, s in zip(models, scores, strict=True)]
     write_picture(svg, lambda: _picture(rows, file.name))
     if as_json:

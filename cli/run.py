@@ -12,7 +12,15 @@ import typer
 
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
-from tinyllm_cli.loading import load_constraint, load_model, load_template, tell_unused, usage_errors
+from tinyllm_cli.loading import (
+    load_constraint,
+    load_model,
+    load_template,
+    tell_full,
+    tell_trained,
+    tell_unused,
+    usage_errors,
+)
 from tinyllm_cli.option_groups import option_groups
 from tinyllm_cli.options import ConstraintOptions, ModelOptions, SamplingOptions, TextOptions
 from tinyllm_cli.prompt_input import need_text
@@ -65,6 +73,7 @@ def run(
         if raw and template_args:
             raise InvalidParameterError("--raw uses no chat template: there is nothing to set in one")
     model = load_model(engine)
+    tell_trained(model.path.stem, engine.ctx_size, model.config.n_ctx_train)
     template = None if raw else load_template(text.chat_template, model)
     tell_unused(template_args, template)
     generation = start(
@@ -211,6 +220,6 @@ def _tell_after(generation: Generation) -> None:
 def _tell_limit(model: Model, generation: Generation, constraint: ConstraintOptions) -> None:
     used = generation.statistics.prompt_tokens + generation.statistics.generated
     if used > model.n_ctx:
-        render.note(f"the context of {model.n_ctx} tokens is full: -c makes it larger")
+        tell_full(model.n_ctx)
     if constraint.given():
         render.note("the answer was cut off by the limit of tokens: it is not complete in its form")

@@ -13,7 +13,7 @@ import typer
 
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
-from tinyllm_cli.loading import load_model, load_template, usage_errors
+from tinyllm_cli.loading import load_model, load_template, tell_full, tell_trained, usage_errors
 from tinyllm_cli.option_groups import option_groups
 from tinyllm_cli.options import ModelOptions, SamplingOptions
 from tinyllm_cli.outputs import writable, written
@@ -98,6 +98,7 @@ def trace(
             raise InvalidParameterError(f"--lang {language}: choose from {', '.join(LANGUAGES)}")
         chosen_stages = parse_names("--stages", stages, STAGES)
     model = load_model(engine)
+    tell_trained(model.path.stem, engine.ctx_size, model.config.n_ctx_train)
     template = None if raw else load_template(chat_template, model)
     if template is None and system is not None:
         raise InvalidParameterError("this model has no place for a system message: --chat-template names a template")
@@ -114,6 +115,8 @@ def trace(
         lens_budget_s=LENS_BUDGET_S,
         template=template,
     )
+    if len(found.steps) < max_tokens and found.n_tokens >= model.n_ctx:
+        tell_full(model.n_ctx)
     position = found.positions[0] if token is None else token
     if position >= found.n_tokens:
         raise InvalidParameterError(f"--token {position}: the positions that ran are 0 to {found.n_tokens - 1}")

@@ -226,6 +226,11 @@ def test_rows_of_the_same_test_and_model_are_compared(results_of_json, changes, 
     assert (bench_compare._partner(row, [row | changes]) is not None) is is_partner
 
 
+def test_tests_beyond_the_training_are_told_once_for_a_model(bench):
+    assert "trained" not in bench("-p", 512, "-n", 0, "-r", 1).err
+    assert bench("-p", 500, "-n", 0, "-d", 13, "-r", 1, "-t", "1,2").err.count("trained on contexts of 512 tokens") == 1
+
+
 # Refusals.
 
 

@@ -389,6 +389,12 @@ class TestShow:
     def test_default_context_is_bounded(self, tinyllm, model_file: Path) -> None:
         assert json.loads(tinyllm("show", model_file, "--json").stdout)["memory"]["n_ctx"] == 4096
 
+    @pytest.mark.parametrize("more", [[], ["--json"]], ids=["table", "json"])
+    def test_an_estimate_beyond_the_training_says_so(self, tinyllm, model_file: Path, more: list[str]) -> None:
+        assert tinyllm("show", model_file, "-c", "10000", *more).stderr == ""
+        done = tinyllm("show", model_file, "-c", "10001", *more)
+        assert done.returncode == 0 and "trained on contexts of 10000 tokens" in done.stderr
+
     def test_tensors(self, tinyllm, model_file: Path) -> None:
         lines = tinyllm("show", model_file, "--tensors").stdout.splitlines()
         assert len(lines) == 1 + 12

@@ -77,6 +77,13 @@ def test_the_command_says_that_both_agree(cache, tmp_path):
     check_picture(picture, "total time (s)", "length of the text (tokens)", "with cache", "recomputed", "O(n²)")
 
 
+@pytest.mark.parametrize("positions", ["128", "130"])
+def test_positions_beyond_the_training_are_told(cache, positions):
+    done = cache("-p", positions, "--prompt", "ab")
+    assert done.code == 0
+    assert ("trained on contexts of 128 tokens" in done.err) == (positions == "130")
+
+
 def test_json(cache):
     done = cache("-p", "4", "-p", "8", "--prompt", "ab", "--json")
     assert done.code == 0, done.err

@@ -308,6 +308,12 @@ def test_prompt_that_does_not_fit_names_both_numbers(cli):
     assert "51" in result.err and "50" in result.err
 
 
+def test_a_context_beyond_the_training_is_told(cli):
+    assert "trained" not in cli(FakeModel(answers("a")), "run", "Hi", "-c", "2048").err
+    result = cli(FakeModel(answers("a")), "run", "Hi", "-c", "2049")
+    assert (result.out, result.err.count("\n")) == ("a\n", 1) and "trained on contexts of 2048 tokens" in result.err
+
+
 def test_full_context_is_told(cli):
     result = cli(FakeModel(says(then=97), n_ctx=10), "run", "--raw", "12345678")
     assert result.out == "aaa\n"

@@ -146,6 +146,13 @@ def test_an_answer_can_be_looked_at_in_json(trace):
         assert sum(parts["parts"]) + parts["constant"] == pytest.approx(parts["logit"], abs=1e-3)
 
 
+def test_the_end_of_the_context_is_told(trace):
+    full = "the context of 64 tokens is full"
+    assert full not in trace(LETTERS, "-n", 3).err
+    result = trace("a" * 60, "-n", 20, "--json")
+    assert len(json.loads(result.out)["steps"]) == 5 and full in result.err
+
+
 def test_languages_are_those_that_there_are_texts_in():
     assert command.LANGUAGES == LANGUAGES
 
