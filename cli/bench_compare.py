@@ -55,6 +55,8 @@ def read_earlier(path: Path) -> list[dict[str, Any]]:
         raise InvalidParameterError(f"--compare {path}: this is no JSON; write it with `bench --json`") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) and _is_number(row.get("avg_ts")) for row in rows):
         raise InvalidParameterError(f"--compare {path}: this is no list of `bench --json`")
+    if not rows:
+        raise InvalidParameterError(f"--compare {path}: it holds no results")
     return rows
 
 
@@ -111,12 +113,14 @@ def stages(result: Result, old: dict[str, Any]) -> list[Change]:
 
 def print_comparison(results: Sequence[Result], earlier: Sequence[dict[str, Any]], name: str) -> None:
     """What has changed, as text; differences within the noise are dim."""
+    partners = [_partner(result.as_dict(), earlier) for result in results]
+    if not any(partners):
+        render.note(f"nothing is compared: {name} has none of these tests of these models")
+        return
     console = render.out()
     console.print()
     console.print(f"compared with {name}", style="bold")
-    for result in results:
-        row = result.as_dict()
-        old = _partner(row, earlier)
+    for result, old in zip(results, partners, strict=True):
         label = f"{result.model_type}, {threads(result.n_threads)}, {result.trial.name}"
         if old is None:
             console.print(f"{label}: not in it", style="dim")

@@ -226,6 +226,13 @@ def test_rows_of_the_same_test_and_model_are_compared(results_of_json, changes, 
     assert (bench_compare._partner(row, [row | changes]) is not None) is is_partner
 
 
+def test_an_earlier_run_of_other_tests_is_told_in_one_line(bench, results_of_json, tmp_path):
+    (tmp_path / "x.json").write_text(json.dumps([row | {"n_prompt": 7, "n_gen": 7} for row in results_of_json]))
+    result = bench("--compare", tmp_path / "x.json", "-r", 1)
+    assert result.code == 0 and "compared" not in result.out
+    assert result.err == f"nothing is compared: {tmp_path / 'x.json'} has none of these tests of these models\n"
+
+
 def test_tests_beyond_the_training_are_told_once_for_a_model(bench):
     assert "trained" not in bench("-p", 512, "-n", 0, "-r", 1).err
     assert bench("-p", 500, "-n", 0, "-d", 13, "-r", 1, "-t", "1,2").err.count("trained on contexts of 512 tokens") == 1
@@ -257,7 +264,7 @@ def test_wrong_usage_is_one_line_and_code_2(bench, arguments):
     assert "Error: Invalid value" in result.err and "Traceback" not in result.err
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '[{"avg_ts": "x"}]', "nonsense"], ids=repr)
+@pytest.mark.parametrize("content", ["", "{}", "[]", "[1]", '[{"avg_ts": "x"}]', "nonsense"], ids=repr)
 def test_what_is_no_earlier_run_is_refused(bench, tmp_path, content):
     (tmp_path / "x.json").write_text(content)
     result = bench("--compare", tmp_path / "x.json")
