@@ -16,7 +16,7 @@ from tinyllm_cli.bench_options import Setting, ShowOptions, TestOptions, setting
 from tinyllm_cli.loading import tell_trained, usage_errors
 from tinyllm_cli.option_groups import option_groups
 from tinyllm_cli.outputs import written
-from tinyllm_cli.text import one_line
+from tinyllm_cli.text import counted, one_line
 from tinyllm_cli.usage import refuse
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _print_roofline(results: Sequence[Result]) -> None:
         groups.setdefault((result.model_type, result.n_threads, result.n_batch, result.kv_type), []).append(result)
     for (model_type, n_threads, *_), group in groups.items():
         render.out().print()
-        render.out().print(f"{model_type}, {n_threads} threads", style="bold")
+        render.out().print(f"{model_type}, {counted(n_threads, 'thread')}", style="bold")
         for line in plot(group):
             render.out().print(line)
 
@@ -159,7 +159,7 @@ def _write_trace(results: Sequence[Result], show: ShowOptions) -> None:
 
     traced = [
         TracedResult(
-            process=f"tinyllm {result.model_type}, {result.n_threads} threads",
+            process=f"tinyllm {result.model_type}, {counted(result.n_threads, 'thread')}",
             trace=result.trace,
             incidents={
                 "kernels compiled (s)": result.compile_s if first else 0.0,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from tinyllm.errors import InvalidParameterError
 from tinyllm_cli import render
 from tinyllm_cli.bench_layers import milliseconds
-from tinyllm_cli.bench_tables import speed, threads
+from tinyllm_cli.bench_tables import speed
+from tinyllm_cli.text import counted
 
 if TYPE_CHECKING:
     from tinyllm.bench import Result
@@ -121,7 +122,7 @@ def print_comparison(results: Sequence[Result], earlier: Sequence[dict[str, Any]
     console.print()
     console.print(f"compared with {name}", style="bold")
     for result, old in zip(results, partners, strict=True):
-        label = f"{result.model_type}, {threads(result.n_threads)}, {result.trial.name}"
+        label = f"{result.model_type}, {counted(result.n_threads, 'thread')}, {result.trial.name}"
         if old is None:
             console.print(f"{label}: not in it", style="dim")
             continue

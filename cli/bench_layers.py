@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tinyllm_cli import render
-from tinyllm_cli.bench_tables import print_markdown_table, speed, threads
+from tinyllm_cli.bench_tables import print_markdown_table, speed
+from tinyllm_cli.text import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -85,13 +86,13 @@ def _phase(result: Result) -> str:
 def title(result: Result) -> str:
     """What was measured, in one line."""
     breakdown, trial = result.breakdown, result.trial
-    tokens = f"{trial.n_prompt} tokens" if trial.n_prompt else ""
+    tokens = counted(trial.n_prompt, "token") if trial.n_prompt else ""
     if trial.n_gen:
-        tokens += (" + " if tokens else "") + f"{trial.n_gen} tokens one by one"
+        tokens += (" + " if tokens else "") + f"{counted(trial.n_gen, 'token')} one by one"
     depth = f" @ depth {trial.n_depth}" if trial.n_depth else ""
     rate = f"{speed(result.avg_ts, result.stddev_ts)} t/s"
     return " | ".join(
-        (_phase(result), tokens + depth, threads(result.n_threads), rate,
+        (_phase(result), tokens + depth, counted(result.n_threads, "thread"), rate,
          f"{with_unit(breakdown.wall_ms)}/{breakdown.unit}")
     )  # fmt: skip
 

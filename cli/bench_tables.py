@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinyllm_cli import render
 from tinyllm_cli.bench_options import DEFAULT_BATCH, DEFAULT_CACHE_TYPE
+from tinyllm_cli.text import counted
 
 if TYPE_CHECKING:
     from tinyllm.bench import Result
@@ -115,7 +116,9 @@ def notes(results: Sequence[Result]) -> list[str]:
         loads.setdefault(key, []).append(result)
     for (_, model_type, n_threads, _, _), group in loads.items():
         compiled = f"{group[0].compile_s:.1f} s" if group[0].compile_s else "0 s (kept from before)"
-        lines.append(f"{model_type}, {threads(n_threads)}: load {group[0].load_s:.2f} s, compile kernels {compiled}")
+        lines.append(
+            f"{model_type}, {counted(n_threads, 'thread')}: load {group[0].load_s:.2f} s, compile kernels {compiled}"
+        )
         first = {
             result.trial.name: f"{result.first_token_ns / 1e9:.2f} s"
             for result in group
@@ -126,13 +129,11 @@ def notes(results: Sequence[Result]) -> list[str]:
     preemptions = sum(result.disturbances.preemptions for result in results)
     governor = f", {machine.governor()}" if machine.governor() else ""
     lines.append(f"tinyllm {__version__} on {machine.cpu_name()} ({machine.cpu_target()}{governor})")
-    lines.append(f"meanwhile {preemptions} preemptions, {faults} page-ins; no test has tokenizing or sampling in it")
+    lines.append(
+        f"meanwhile {counted(preemptions, 'preemption')}, {counted(faults, 'page-in')}; "
+        "no test has tokenizing or sampling in it"
+    )
     return lines
-
-
-def threads(n: int) -> str:
-    """`2 threads`."""
-    return f"{n} thread{'s' if n != 1 else ''}"
 
 
 def print_json(results: Sequence[Result], lines: bool = False) -> None:

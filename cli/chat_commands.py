@@ -14,7 +14,7 @@ from tinyllm_cli import chat_settings
 from tinyllm_cli.chat_session import Session, stats_line
 from tinyllm_cli.outputs import written
 from tinyllm_cli.prompt_input import read_text
-from tinyllm_cli.text import harmless, one_line
+from tinyllm_cli.text import counted, harmless, one_line
 
 QUOTED_NOTHING = '""'
 TRACED_TOKENS, LENS_BUDGET_S = 8, 1.5  # as `tinyllm trace`
@@ -92,7 +92,8 @@ def _show(session: Session, argument: str) -> None:
     template = conversation.template or model.chat_template
     topics = {
         "model": lambda: (
-            f"{model.path}\narchitecture {model.config.architecture}, context {model.n_ctx}, {model.n_threads} threads"
+            f"{model.path}\narchitecture {model.config.architecture}, context {model.n_ctx}, "
+            f"{counted(model.n_threads, 'thread')}"
         ),
         "system": lambda: conversation.system or "none (what the chat template says)",
         "template": lambda: template.source,
@@ -129,7 +130,7 @@ def _save(session: Session, argument: str) -> None:
     data = {"tinyllm_chat": 1, "model": session.conversation.model.path.name, "messages": messages}
     with written(path):
         path.write_text(json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    say(f"{len(messages)} messages saved to {path}")
+    say(f"{counted(len(messages), 'message')} saved to {path}")
 
 
 def _load(session: Session, argument: str) -> None:
@@ -142,7 +143,7 @@ def _load(session: Session, argument: str) -> None:
     if not sound:
         raise InvalidParameterError(f"{path}: not a saved chat")
     session.conversation.messages = [{"role": m["role"], "content": m["content"]} for m in messages]
-    say(f"{len(messages)} messages loaded from {path}")
+    say(f"{counted(len(messages), 'message')} loaded from {path}")
 
 
 def _is_saved_chat(path: Path) -> bool:
@@ -163,7 +164,10 @@ def _read(session: Session, argument: str) -> None:
     text = read_text(path)
     session.attachments.append(text)
     n_tokens = len(session.conversation.model.tokenizer.encode(text, add_special=False, parse_special=False))
-    say(f"{path}: {len(text)} characters, {n_tokens} tokens; they go in front of your next message")
+    say(
+        f"{path}: {counted(len(text), 'character')}, {counted(n_tokens, 'token')}; "
+        "they go in front of your next message"
+    )
 
 
 def _stats(session: Session, argument: str) -> None:
@@ -177,7 +181,7 @@ def _stats(session: Session, argument: str) -> None:
     generated = sum(s.generated for s in session.totals)
     seconds = sum(s.prompt_s + s.decode_s for s in session.totals)
     say(
-        f"in all: {len(session.totals)} answers of {generated} tokens, "
+        f"in all: {counted(len(session.totals), 'answer')} of {counted(generated, 'token')}, "
         f"prompts of {computed} computed and {reused} reused tokens, {seconds:.1f} s of computing"
     )
 
@@ -187,7 +191,7 @@ def _tokens(session: Session, argument: str) -> None:
     if argument:
         ids = tokenizer.encode(argument, add_special=False, parse_special=False)
         say(" ".join(f"{one_line(repr(tokenizer.token_text(token)))}:{token}" for token in ids))
-        say(f"{len(ids)} tokens")
+        say(counted(len(ids), "token"))
         return
     for message in conversation.messages:
         n = len(tokenizer.encode(message["content"], add_special=False, parse_special=False))
@@ -209,7 +213,7 @@ def _trace(session: Session, argument: str) -> None:
     found = trace(conversation.model, ids, max_tokens=TRACED_TOKENS, params=session.params, lens_budget_s=LENS_BUDGET_S)
     with written(path):
         write_page(found, path, command=f"/trace {argument}")
-    say(f"{len(ids)} tokens of the last question and {TRACED_TOKENS} of an answer: open {path}")
+    say(f"{counted(len(ids), 'token')} of the last question and {TRACED_TOKENS} of an answer: open {path}")
 
 
 COMMANDS = {

@@ -10,6 +10,7 @@ from tinyllm_cli import render
 from tinyllm_cli.interrupts import StopOnCtrlC
 from tinyllm_cli.markdown_reply import MarkdownReply
 from tinyllm_cli.reply import PlainReply
+from tinyllm_cli.text import counted
 from tinyllm_cli.thinking import opened_by
 
 if TYPE_CHECKING:
@@ -117,7 +118,10 @@ class Session:
     def _tell(self, generation: Generation, forgotten: int) -> None:
         sys.stdout.flush()
         if forgotten:
-            render.note(f"[the context was full: the {forgotten} oldest messages are forgotten]")
+            render.note(
+                f"[the context was full: the {counted(forgotten, 'oldest message')} "
+                f"{'is' if forgotten == 1 else 'are'} forgotten]"
+            )
         if not generation.text:
             render.note("[no answer came; the question is taken back]")
         elif generation.finish_reason is None:
@@ -136,4 +140,4 @@ class Session:
 def stats_line(s: Statistics, used: int, n_ctx: int) -> str:
     """The line below an answer."""
     prompt = f"prompt {s.computed_tokens} new + {s.reused_tokens} reused tokens, {s.prompt_tok_s:.1f} tok/s"
-    return f"[{prompt} | answer {s.generated} tokens, {s.decode_tok_s:.1f} tok/s | context {used}/{n_ctx}]"
+    return f"[{prompt} | answer {counted(s.generated, 'token')}, {s.decode_tok_s:.1f} tok/s | context {used}/{n_ctx}]"

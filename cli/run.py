@@ -25,7 +25,7 @@ from tinyllm_cli.option_groups import option_groups
 from tinyllm_cli.options import ConstraintOptions, ModelOptions, SamplingOptions, TextOptions
 from tinyllm_cli.prompt_input import need_text
 from tinyllm_cli.reply import PlainReply
-from tinyllm_cli.text import one_line
+from tinyllm_cli.text import counted, one_line
 from tinyllm_cli.thinking import ThinkingSplitter, opened_by
 
 if TYPE_CHECKING:
@@ -202,17 +202,19 @@ def _print_logprobs(model: Model, steps: Sequence[Step]) -> None:
 def _tell_before(model: Model, generation: Generation, template: ChatTemplate | None) -> None:
     render.note(
         f"model: {model.path} ({model.config.architecture}), loaded in {model.load_s:.2f} s, "
-        f"context {model.n_ctx}, {model.n_threads} threads"
+        f"context {model.n_ctx}, {counted(model.n_threads, 'thread')}"
     )
     how = "in the chat template" if template else "as it is" if model.chat_template else "as it is (no chat template)"
-    render.note(f"prompt: {generation.statistics.prompt_tokens} tokens, the text {how}; seed {generation.seed}")
+    render.note(
+        f"prompt: {counted(generation.statistics.prompt_tokens, 'token')}, the text {how}; seed {generation.seed}"
+    )
 
 
 def _tell_after(generation: Generation) -> None:
     s = generation.statistics
     render.note(
-        f"prompt {s.prompt_tokens} tokens in {s.prompt_s:.2f} s ({s.prompt_tok_s:.1f} tok/s); "
-        f"answer {s.generated} tokens in {s.decode_s:.2f} s ({s.decode_tok_s:.1f} tok/s); "
+        f"prompt {counted(s.prompt_tokens, 'token')} in {s.prompt_s:.2f} s ({s.prompt_tok_s:.1f} tok/s); "
+        f"answer {counted(s.generated, 'token')} in {s.decode_s:.2f} s ({s.decode_tok_s:.1f} tok/s); "
         f"ended by {generation.finish_reason or 'Ctrl-C'}"
     )
 

@@ -51,4 +51,9 @@ def age(seconds: float) -> str:
 
 
 def _ago(n: int, unit: str) -> str:
-    return f"{n} {unit}{'s' if n != 1 else ''} ago"
+    return f"{counted(n, unit)} ago"
+
+
+def counted(n: int, unit: str) -> str:
+    """A number with the name of what it counts: `1 token`, `2 tokens`."""
+    return f"{n} {unit}{'s' if n != 1 else ''}"

@@ -16,7 +16,7 @@ from tinyllm_cli import render
 from tinyllm_cli.loading import find_file, usage_errors
 from tinyllm_cli.options import DEFAULT_MODEL
 from tinyllm_cli.prompt_input import clean, need_text, unescape
-from tinyllm_cli.text import one_line
+from tinyllm_cli.text import counted, one_line
 from tinyllm_cli.usage import refuse
 
 if TYPE_CHECKING:
@@ -148,7 +148,8 @@ def summary(text: str, tokens: Sequence[Token]) -> str:
     """The line of counts."""
     n_bytes = len(text.encode())
     rate = f", {n_bytes / len(tokens):.2f} bytes per token" if tokens else ""
-    return f"{len(tokens)} tokens, {len(text)} characters, {n_bytes} bytes{rate}"
+    counts = ((len(tokens), "token"), (len(text), "character"), (n_bytes, "byte"))
+    return ", ".join(counted(n, unit) for n, unit in counts) + rate
 
 
 def _print_comparison(text: str, names: tuple[str, str], a: Sequence[Token], b: Sequence[Token]) -> None:

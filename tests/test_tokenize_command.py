@@ -49,6 +49,14 @@ def test_a_line_per_token_and_counts(run):
     assert out.splitlines()[-1].startswith("3 tokens, 12 characters, 12 bytes")
 
 
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("a", "1 token, 1 character, 1 byte, 1.00 bytes per token"), ("é", "2 tokens, 1 character, 2 bytes, 1.00 b")],
+)
+def test_one_is_singular(run, text, counts):
+    assert run("-m", "a", text)[1].splitlines()[-1].startswith(counts)
+
+
 def test_json(run):
     found = json.loads(run("-m", "b", "Hé", "--json")[1])
     assert (found["n_tokens"], found["n_characters"], found["n_bytes"]) == (4, 2, 3)
