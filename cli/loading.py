@@ -12,12 +12,13 @@ import typer
 
 from tinyllm.errors import InvalidParameterError, TinyLLMError
 from tinyllm_cli import render
-from tinyllm_cli.options import ConstraintOptions, ModelOptions, text_or_file
+from tinyllm_cli.options import ConstraintOptions, ModelOptions, existing_file, text_or_file
 
 if TYPE_CHECKING:
     from tinyllm.chat_format import ChatTemplate
     from tinyllm.model import Model
     from tinyllm.sampling.grammar import Constraint
+    from tinyllm.tokenizer import Tokenizer
 
 
 def load_model(options: ModelOptions) -> Model:
@@ -83,31 +84,37 @@ def tell_unused(variables: Iterable[str], template: ChatTemplate | None) -> None
 def load_constraint(options: ConstraintOptions, model: Model) -> Constraint | None:
     """The constraint that the options ask for, if any, at its beginning.
 
-    Wrong usage is one that cannot be, or that nothing but an empty answer fits.
+    One that cannot be, or that nothing but an empty answer fits, is wrong usage; in a file it is a TinyLLMError.
     """
     if not options.given():
         return None
-    from tinyllm.sampling.grammar import Constraint
-
     with usage_errors():
         if len(options.given()) > 1:
             raise InvalidParameterError(f"choose one of {', '.join(options.given())}")
-        if options.json_schema is not None:
-            schema = text_or_file("--json-schema", options.json_schema, marks='{["')
-            constraint = Constraint.from_json_schema(schema, model.tokenizer)
-        elif options.grammar is not None:
-            # Every rule has a colon behind its name.
-            grammar = text_or_file("--grammar", options.grammar, marks=":")
-            constraint = Constraint.from_grammar(grammar, model.tokenizer)
-        elif options.regex is not None:
-            constraint = Constraint.from_regex(options.regex, model.tokenizer)
-        else:
-            constraint = Constraint.from_json_schema({}, model.tokenizer)
-        first = constraint.mask()
-        first[list(model.tokenizer.eog_ids)] = False
-        if not first.any():
-            raise InvalidParameterError(f"{options.given()[0]}: nothing but an empty answer fits")
+        try:
+            constraint = _constraint(options, model.tokenizer)
+            first = constraint.mask()
+            first[list(model.tokenizer.eog_ids)] = False
+            if not first.any():
+                raise InvalidParameterError(f"{options.given()[0]}: nothing but an empty answer fits")
+        except InvalidParameterError as error:
+            if name := existing_file(options.json_schema or options.grammar or ""):
+                raise TinyLLMError(f"{name}: {error}") from None
+            raise
     return constraint
+
+
+def _constraint(options: ConstraintOptions, tokenizer: Tokenizer) -> Constraint:
+    from tinyllm.sampling.grammar import Constraint
+
+    if options.json_schema is not None:
+        return Constraint.from_json_schema(text_or_file("--json-schema", options.json_schema, marks='{["'), tokenizer)
+    if options.grammar is not None:
+        # Every rule has a colon behind its name.
+        return Constraint.from_grammar(text_or_file("--grammar", options.grammar, marks=":"), tokenizer)
+    if options.regex is not None:
+        return Constraint.from_regex(options.regex, tokenizer)
+    return Constraint.from_json_schema({}, tokenizer)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ Names, defaults and off-values are llama.cpp's, and Ollama's where the two agree
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -253,10 +252,19 @@ def text_or_file(option: str, value: str, marks: str) -> str:
     """
     if not value.strip():
         raise InvalidParameterError(f"{option} is empty: give a text or a file")
-    if len(os.fsencode(value)) < 4096 and os.path.exists(os.path.expanduser(value)):
-        if content := read_text(Path(value)).strip():
+    if name := existing_file(value):
+        if content := read_text(name).strip():
             return content
-        raise TinyLLMError(f"{value}: the file is empty")
+        raise TinyLLMError(f"{name}: the file is empty")
     if not any(mark in value for mark in marks):
         raise TinyLLMError(f"{option} {value}: no such file")
     return value
+
+
+def existing_file(value: str) -> Path | None:
+    """The file (or folder) that a value names, if there is one."""
+    path = Path(value).expanduser()
+    try:
+        return path if value and path.exists() else None
+    except (OSError, ValueError):  # too long for a name, or with a zero byte: a text
+        return None

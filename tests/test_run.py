@@ -410,12 +410,14 @@ class TestConstraints:
             ("none.json", "none.json: no such file"),
             ("some/none.gbnf", "some/none.gbnf: no such file"),
             ("empty", "empty: the file is empty"),
+            ("wrong", "wrong: the"),
             (".", ".: Is a directory"),
         ],
     )
     def test_files_that_cannot_be_read_are_named(self, cli, tmp_path, monkeypatch, option, name, reason):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "empty").write_text(" \n")
+        (tmp_path / "wrong").write_text("neither: a schema nor ::= a grammar")
         result = cli(FakeModel(says("a")), "run", "Hi", option, name)
         assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
         assert reason in result.err

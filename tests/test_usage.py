@@ -106,6 +106,28 @@ def test_missing_texts(cli, line, message):
     assert result.code == 2 and message in error(result)
 
 
+TEXTS = {"run": "a", "trace": "a", "perplexity": "text.txt", "tokenize": "a", "embed": "a", "experiment_sampling": "a"}
+
+
+def commands() -> dict[str, object]:
+    """Every command by its words: `run`, `experiment cache`."""
+    found = {name: make_command(name, command.load()) for name, command in LazyGroup.table.items()}
+    del found["experiment"]
+    return found | {
+        f"experiment {n}": make_command(f"experiment_{n}", c.load()) for n, c in ExperimentGroup.table.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["nosuch", "./none.gguf", "folder", "text.txt"])
+def test_models_that_cannot_be_opened_are_errors_of_every_command(cli, name):
+    Path("text.txt").write_text("text")
+    Path("folder").mkdir()
+    for words, command in commands().items():
+        if any("--model" in param.opts for param in command.params):
+            result = cli([*words.split(), *filter(None, [TEXTS.get(command.name)]), "-m", name])
+            assert (words, result.code) == (words, 1) and name.removeprefix("./") in error(result)
+
+
 def test_settings_that_do_not_apply_are_no_mistake(cli, monkeypatch, tmp_path):
     """`window` in the file is for calls without --full: this one fails for another reason."""
     (tmp_path / "config/tinyllm").mkdir(parents=True)
@@ -135,9 +157,7 @@ def test_outputs_overwrite_nothing(cli, line, message):
 
 
 def test_all_outputs_are_known():
-    commands = [make_command(n, c.load()) for n, c in LazyGroup.table.items() if n != "experiment"]
-    commands += [make_command(name, command.load()) for name, command in ExperimentGroup.table.items()]
-    params = [param for command in commands for param in command.params]
+    params = [param for command in commands().values() for param in command.params]
     found = {param.name for param in params if (param.help or "").startswith("Write ")}
     assert found == set(outputs.OUTPUTS)
     assert set(outputs.INPUTS) <= {param.name for param in params}
