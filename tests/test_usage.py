@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tinyllm.store import wheels
 from tinyllm_cli import main, outputs
 from tinyllm_cli.app import app as _app  # fills the table of subcommands  # noqa: F401
 from tinyllm_cli.experiment import ExperimentGroup
@@ -169,3 +172,15 @@ def test_a_full_disk_names_the_file(cli):
     result = cli(["experiment", "memory", "-m", str(model), "--svg", "/dev/full", "--json"])
     assert result.code == 1
     assert result.err.splitlines()[-1] == "tinyllm: error: /dev/full: No space left on device"
+
+
+@pytest.mark.parametrize("line", ["pull smollm2", "run -m smollm2 Hi"])
+def test_a_disk_that_a_download_fills_is_named(cli, monkeypatch, tmp_path, line):
+    def fetch(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(wheels, "fetch", fetch)
+    result = cli(line)
+    assert result.code == 1
+    place = tmp_path / "store/models"
+    assert error(result) == f"tinyllm: error: smollm2: {place} cannot be written: No space left on device"

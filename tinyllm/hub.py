@@ -111,7 +111,8 @@ def pull(name: str | os.PathLike[str], progress: ProgressCallback | None = None)
         with store.locked(reference.repo, lambda note: report(Progress(text, 0, 0, note))):
             return huggingface.fetch(reference, store.writable_home() / "models" / "hub", report)
     except OSError as error:
-        raise DownloadError(f"{text}: cannot be written: {error}") from error
+        place = error.filename or store.models_folders()[0]
+        raise DownloadError(f"{text}: {place} cannot be written: {error.strerror or error}") from error
 
 
 def _pull_catalogue_model(model: CatalogueModel, report: ProgressCallback) -> Path:
