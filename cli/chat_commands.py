@@ -148,7 +148,8 @@ def _load(session: Session, argument: str) -> None:
 
 def _is_saved_chat(path: Path) -> bool:
     try:
-        return "tinyllm_chat" in json.loads(path.read_text(encoding="utf-8"))
+        # A device may never end.
+        return path.is_file() and "tinyllm_chat" in json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, RecursionError):
         return False
 

@@ -323,6 +323,11 @@ class TestCommands:
         assert "not a saved chat" in self.said(session, capsys, f"/save {tmp_path}/thesis.txt")
         assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
+    def test_save_reads_no_device(self, session, capsys, tmp_path, monkeypatch):
+        os.mkfifo(tmp_path / "endless")
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("this would wait for ever"))
+        assert "not a saved chat" in self.said(session, capsys, f"/save {tmp_path}/endless")
+
     @pytest.mark.parametrize(
         "content",
         [
