@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -294,7 +295,8 @@ class Sequence:
         self.truncate(0)
 
     def __del__(self) -> None:
-        if hasattr(self, "states"):
+        # When the interpreter ends, modules may be gone already.
+        if hasattr(self, "states") and not sys.is_finalizing():
             self.truncate(0)
 
 
