@@ -117,7 +117,12 @@ def publish(job):
 
 
 def lead(job, thread, n_threads):
-    """Run the published job as thread 0 and wait until all workers have left it; the number of ops that were run."""
+    """Run the published job as thread 0 and wait until all workers have left it; the number of ops that were run.
+
+    A thread that is alone has nobody to publish it to.
+    """
+    if n_threads == 1:
+        atomic_store(job + static(J.stop_after), 0)
     done = execute(job, thread, n_threads)
     store_i64(job + static(J.arrived_before), atomic_load(job + static(J.arrived)))
     wait_until(job + static(J.left), n_threads - 1)
