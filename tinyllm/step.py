@@ -45,6 +45,11 @@ class StepInputs:
         self._row, self._block = memoryview(self.rows[0]), memoryview(self.blocks[0])
         self._first_position = self.rows[:1, abi.ROW_POSITION // 8]
 
+    @property
+    def first_position(self) -> int:
+        """Position of the first row of the step."""
+        return self._row[abi.ROW_POSITION // 8]
+
     def fill(self, runs: Sequence[Run], out: Sequence[int], block_tokens: int) -> np.ndarray:
         """Lay the runs' rows out one behind the other, dealt out in blocks of `block_tokens`; the rows' positions.
 

@@ -73,12 +73,12 @@ class Team:
     """`n_threads` threads (the caller's is one of them) that execute plans.
 
     One job runs at a time; concurrent callers wait for each other. `recorder` is asked before each run where its stamps
-    shall go (None: nowhere), so that a caller can time what others run.
+    shall go (an address, 0: nowhere), so that a caller can time what others run.
     """
 
     def __init__(self, n_threads: int):
         self.n_threads = n_threads
-        self.recorder: Callable[[np.ndarray], np.ndarray | None] | None = None
+        self.recorder: Callable[[np.ndarray], int] | None = None
         self._observers: dict[int, Callable[[int], None]] = {}
         addresses = kernel_addresses(TEAM_KERNELS)
         # A ctypes call releases the GIL.
@@ -127,14 +127,17 @@ class Team:
         if self._observers and (observer := self._observers.pop(threading.get_ident(), None)):
             return self._run_observed(table, observer)
         with self._busy:
-            if stamps is None and self.recorder is not None:
-                stamps = self.recorder(table)
+            stamps_at = 0
+            if stamps is not None:
+                stamps_at = stamps.ctypes.data
+            elif self.recorder is not None:
+                stamps_at = self.recorder(table)
             words = self._words
             if table is not self._table:
                 words[JOB.ops // 8] = table.ctypes.data
                 words[JOB.n_ops // 8] = len(table)
                 self._table = table
-            words[JOB.stamps // 8] = 0 if stamps is None else stamps.ctypes.data
+            words[JOB.stamps // 8] = stamps_at
             if self.n_threads > 1:
                 if len(self._workers) < self.n_threads - 1 or self._pid != os.getpid():
                     self._start_workers()
