@@ -244,9 +244,10 @@ def test_an_op_ends_when_its_last_thread_is_done():
 def test_the_recorder_sums_steps_of_its_plan_only(plan):
     n_ops = len(plan.ops)
     recorder = Recorder(plan, lambda: StepShape(1, 1, 7), keep=1)
-    assert recorder(np.zeros((3, abi.OP_BYTES // 8), np.int64)) is None
+    assert recorder(np.zeros((3, abi.OP_BYTES // 8), np.int64)) == 0
     for step in range(3):
-        stamps = recorder(plan.table)
+        assert recorder(plan.table) == recorder.last.ctypes.data
+        stamps = recorder.last
         assert stamps.shape == (1, 2 * n_ops + 1)
         stamps[0, :] = 1000 * step + 10 * np.arange(2 * n_ops + 1)
     ticks = recorder.take()
@@ -262,7 +263,8 @@ def test_time_of_an_op_is_work_imbalance_and_waiting(plan, monkeypatch):
     monkeypatch.setattr(plan, "n_threads", 2)
     monkeypatch.setattr(plan, "alone", lambda n_rows, n_out: [False] * n_ops)
     recorder = Recorder(plan, lambda: StepShape(1, 1, 0))
-    stamps = recorder(plan.table)
+    recorder(plan.table)
+    stamps = recorder.last
     stamps[0, 1::2], stamps[0, 2::2] = 100 * np.arange(n_ops) + 90, 100 * np.arange(n_ops) + 100
     stamps[1, 1::2], stamps[1, 2::2] = 100 * np.arange(n_ops) + 50, 100 * np.arange(n_ops) + 100
     ticks = recorder.take()
@@ -371,7 +373,8 @@ def test_a_breakdown_of_known_ticks(plan):
     repetitions = []
     for width in (10, 30):
         for _ in range(2):
-            recorder(plan.table)[0] = width * np.arange(2 * n_ops + 1)
+            recorder(plan.table)
+            recorder.last[0] = width * np.arange(2 * n_ops + 1)
         repetitions.append(recorder.take())
     # Two tokens of 20 or 60 ticks per op, a microsecond each; Python takes the rest of 0.1 s.
     broken = break_down(plan, repetitions, [0.1, 0.1], 1e-6, ROOFS, "token", 2)

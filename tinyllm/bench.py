@@ -20,7 +20,7 @@ import numpy as np
 
 from . import __version__
 from .errors import InvalidParameterError
-from .kernels.abi import PAGE, ROW_POSITION
+from .kernels.abi import PAGE
 from .kernels.jit import compile_seconds
 from .measure import machine
 from .measure.breakdown import Breakdown, break_down
@@ -390,8 +390,7 @@ class _Observed:
         plan, inputs = network.plan, network.inputs
 
         def shape() -> StepShape:
-            n_rows, n_out = plan.step_rows
-            return StepShape(n_rows, n_out, int(inputs.rows[0, ROW_POSITION // 8]))
+            return StepShape(*plan.step_rows, inputs.first_position)
 
         self._recorder = Recorder(plan, shape, keep)
         self.repetitions: list[OpTicks] = []

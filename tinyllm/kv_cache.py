@@ -185,11 +185,13 @@ class PageTable:
 
     def __init__(self, cache: KVCache, n_ctx: int, whole: bool = False):
         self._groups = [_Pages(group, n_ctx) for group in cache.groups]
-        self._whole = whole
         # One page table for each group; the kernels index this list.
         self._tables = np.array([pages.table.ctypes.data for pages in self._groups], np.int64)
         self.address = self._tables.ctypes.data
         self.position = 0
+        # Positions from … to whose pages belong to this sequence alone.
+        self._owned = range(0)
+        self._windowed = [] if whole else [pages for pages in self._groups if pages.group.window]
 
     def numbers(self, group: int) -> list[int]:
         """The pages in a group, of a sequence that keeps all of them."""
@@ -197,8 +199,11 @@ class PageTable:
 
     def reserve(self, n_positions: int, writable_from: int) -> None:
         """Have pages for `n_positions`; those from `writable_from` on belong to this sequence alone."""
+        if writable_from in self._owned and n_positions <= self._owned.stop:
+            return
         for pages in self._groups:
             pages.reserve(n_positions, writable_from)
+        self._owned = range(writable_from, min(pages.end for pages in self._groups) * PAGE)
 
     def commit(self, n_positions: int) -> None:
         """So many positions are computed: give back what the windows have left behind.
@@ -206,9 +211,8 @@ class PageTable:
         A page more than the windows need is kept, so that the last few tokens can be taken back.
         """
         self.position = n_positions
-        if not self._whole:
-            for pages in self._groups:
-                pages.forget(pages.needed_from(n_positions - PAGE))
+        for pages in self._windowed:
+            pages.forget(pages.needed_from(n_positions - PAGE))
 
     def truncate(self, n_positions: int) -> None:
         """Keep the first `n_positions` if the windows before them are still there, else nothing."""
@@ -218,9 +222,11 @@ class PageTable:
         for pages in self._groups:
             pages.truncate(n_positions)
         self.position = n_positions
+        self._owned = range(0)
 
     def copy_to(self, other: PageTable) -> None:
         """Share all pages with another, empty table."""
+        self._owned = range(0)
         for pages, others in zip(self._groups, other._groups, strict=True):
             pages.copy_to(others)
         other.position = self.position

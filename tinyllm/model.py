@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -152,10 +153,10 @@ class Model:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _step(self, runs: list[Run], out: list[int], hidden: bool = False) -> np.ndarray:
+    def _step(self, runs: list[Run], out: list[int], hidden: bool = False) -> np.ndarray | None:
         """Run one step; `out` are the numbers of the rows whose logits (or `hidden` states) are wanted.
 
-        float32 [len(out), n_vocab or n_embd], a view that the next step overwrites.
+        float32 [len(out), n_vocab or n_embd], None if none are wanted.
 
         Raises KeyboardInterrupt if Ctrl-C came during a long step.
         """
@@ -166,12 +167,14 @@ class Model:
         if not network.weights.embedding.by_kernel:
             tokens = [token for run in runs for token in run.tokens]
             network.x.array[:n] = network.weights.embedding.rows(tokens, positions)
-        table = network.hidden_table if hidden else network.plan.table
+        run = self.team.run
         if n > _INTERRUPTIBLE_ROWS and threading.current_thread() is threading.main_thread():
-            self.team.run_interruptible(table)
-        else:
-            self.team.run(table)
-        return (network.hidden if hidden else network.logits).array[: len(out)]
+            run = self.team.run_interruptible
+        if n == 1 and out and not hidden and not self.team.is_observed:
+            return network.single_logits.fill(lambda: run(network.plan.table))
+        run(network.hidden_table if hidden else network.plan.table)
+        # The next step, perhaps another thread's, overwrites the buffer.
+        return (network.hidden if hidden else network.logits).array[: len(out)].copy() if out else None
 
 
 class Sequence:
@@ -207,16 +210,12 @@ class Sequence:
         model = self.model
         if want not in ("last", "all", "hidden", "none"):
             raise InvalidParameterError(f'want is "last", "all", "hidden" or "none", not {want!r}')
-        ids = _token_ids(ids)
-        n_vocab = model.config.n_vocab
-        if not ids:
-            raise InvalidParameterError("there are no tokens to evaluate")
-        if min(ids) < 0 or max(ids) >= n_vocab:
-            raise InvalidParameterError(f"a token id is outside the vocabulary of {n_vocab}")
-        if len(self) + len(ids) > model.n_ctx:
+        ids = _token_ids(ids, model.config.n_vocab)
+        first = len(self.tokens)
+        if first + len(ids) > model.n_ctx:
             raise ContextFullError(
-                f"{len(self) + len(ids)} tokens do not fit into the context of {model.n_ctx}"
-                f" ({len(self)} in the cache, {len(ids)} new); use a larger context size"
+                f"{first + len(ids)} tokens do not fit into the context of {model.n_ctx}"
+                f" ({first} in the cache, {len(ids)} new); use a larger context size"
             )
         hidden = want == "hidden"
         if model.network.logits is None and not hidden:
@@ -225,12 +224,12 @@ class Sequence:
             raise InvalidParameterError("an encoder reads a text at once: it cannot be continued")
         result = []
         with model.team.steps:
-            first, base = len(self), self.n_computed
-            pending = self.tokens[base:] + ids
+            base = self.pages.position
+            pending = self.tokens[base:] + ids if base < first else ids
             n_total = base + len(pending)
             if self.states is not None and len(pending) >= PROMPT_ROWS:
                 self.states.mark_prompt()
-            while (start := self.n_computed) < n_total:
+            while (start := self.pages.position) < n_total:
                 chunk = pending[start - base : start - base + model.n_batch]
                 end = start + len(chunk)
                 if want in ("all", "hidden"):
@@ -240,14 +239,14 @@ class Sequence:
                 if should_stop is not None and should_stop():
                     return None
                 rows = self._run(start, chunk, out, hidden)
-                self.tokens += pending[len(self) - base : end - base]
+                self.tokens += pending[len(self.tokens) - base : end - base]
                 if out:
-                    result.append(rows.copy())
+                    result.append(rows)
         if not result:
             return None
         return result[0] if len(result) == 1 else np.concatenate(result)
 
-    def _run(self, start: int, chunk: list[int], out: list[int], hidden: bool) -> np.ndarray:
+    def _run(self, start: int, chunk: list[int], out: list[int], hidden: bool) -> np.ndarray | None:
         """One step; a failed one leaves the sequence as it was."""
         try:
             self.pages.reserve(start + len(chunk), start)
@@ -294,15 +293,21 @@ class Sequence:
         self.truncate(0)
 
     def __del__(self) -> None:
-        if hasattr(self, "states"):
+        # When the interpreter ends, modules may be gone already.
+        if hasattr(self, "states") and not sys.is_finalizing():
             self.truncate(0)
 
 
-def _token_ids(ids: Ids[int]) -> list[int]:
+def _token_ids(ids: Ids[int], n_vocab: int) -> list[int]:
     try:
-        return [operator.index(token) for token in ids]
+        ids = list(map(operator.index, ids))
     except TypeError:
         raise InvalidParameterError("token ids are whole numbers; text is encoded by model.tokenizer.encode") from None
+    if not ids:
+        raise InvalidParameterError("there are no tokens to evaluate")
+    if not 0 <= min(ids) <= max(ids) < n_vocab:
+        raise InvalidParameterError(f"a token id is outside the vocabulary of {n_vocab}")
+    return ids
 
 
 def _positive(name: str, value: int, maximum: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,12 +61,16 @@ class Blocks:
 
 
 class Plan:
-    """Ops in order. `rows` and `out_rows` count rows of the step: those computed, and those whose logits are wanted."""
+    """Ops in order. `rows` and `out_rows` count rows of the step: those computed, and those whose logits are wanted.
+
+    `step_rows` are both as last set.
+    """
 
     def __init__(self, max_rows: int, n_threads: int):
         self.max_rows, self.n_threads = max_rows, n_threads
         self.ops: list[Op] = []
         self._counters = aligned_zeros(128).view(np.int64)
+        self.step_rows = (0, 0)
         self._layer: int | None = None
         self._buffers: dict[tuple[str, int, int], Buffer] = {}
         self._scratch_bytes = 0
@@ -83,12 +88,9 @@ class Plan:
         return self._counters.ctypes.data + 64
 
     def set_rows(self, n_rows: int, n_out: int) -> None:
-        self._counters[0], self._counters[8] = n_rows, n_out
-
-    @property
-    def step_rows(self) -> tuple[int, int]:
-        """Rows of the step, and rows whose logits are wanted, as last set."""
-        return int(self._counters[0]), int(self._counters[8])
+        if self.step_rows != (n_rows, n_out):
+            self.step_rows = n_rows, n_out
+            self._counters[0], self._counters[8] = n_rows, n_out
 
     def alone(self, n_rows: int, n_out: int) -> list[bool]:
         """Which ops have no barrier behind them in a step of so many rows: see `_make_private` and `Op.done_before`."""
@@ -224,6 +226,15 @@ class Plan:
             memory[:, getattr(abi.LINEAR, name) // 8] += np.arange(blocks.count) * step
         self._kept.append(memory)
         return memory.ctypes.data
+
+    def uses_of(self, buffer: Buffer) -> list[int]:
+        """Numbers of the `words` that hold the buffer's address, when the plan is complete."""
+        return np.flatnonzero(self._words == buffer.address).tolist()
+
+    @cached_property
+    def words(self) -> memoryview:
+        """The argument blocks of all ops, int64, one behind the other: what is written here, the next run uses."""
+        return memoryview(self._words.reshape(-1))
 
     def need_scratch(self, n_bytes: int) -> None:
         self._scratch_bytes = max(self._scratch_bytes, n_bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,9 +11,6 @@ from .buffers import aligned_zeros
 from .config import ModelConfig
 from .kernels import abi
 from .plan import Plan
-
-# Row 0 of each table, in the order of abi.ROW_…, BLOCK_… and RUN_…
-_ROW, _BLOCK, _RUN = struct.Struct("3q"), struct.Struct("5q"), struct.Struct("4q")
 
 
 class Run(NamedTuple):
@@ -33,6 +29,7 @@ class StepInputs:
     def __init__(self, config: ModelConfig, plan: Plan, n_positions: int):
         self._ropes = config.ropes
         self._n_rotary = 0
+        self._holds_one = False  # whether the last step had one row, whose result was wanted
         n = plan.max_rows
         self.rows = aligned_zeros(n * abi.ROW_BYTES).view(np.int64).reshape(n, -1)
         self.blocks = aligned_zeros(n * abi.BLOCK_BYTES).view(np.int64).reshape(n, -1)
@@ -44,14 +41,23 @@ class StepInputs:
         self._warming = config.warming
         self.warmth = np.ones(n, np.float32)
         self.out_index = np.zeros(n, np.int64)
+        # The first row and block as words, and the first row's position.
+        self._row, self._block = memoryview(self.rows[0]), memoryview(self.blocks[0])
+        self._first_position = self.rows[:1, abi.ROW_POSITION // 8]
+
+    @property
+    def first_position(self) -> int:
+        """Position of the first row of the step."""
+        return self._row[abi.ROW_POSITION // 8]
 
     def fill(self, runs: Sequence[Run], out: Sequence[int], block_tokens: int) -> np.ndarray:
         """Lay the runs' rows out one behind the other, dealt out in blocks of `block_tokens`; the rows' positions.
 
         `out`: numbers of the rows whose results are wanted.
         """
-        if len(runs) == 1 and len(runs[0].tokens) == 1 and self._warming is None:
-            return self._fill_one(runs[0], out)
+        if len(runs) == 1 and len(runs[0].tokens) == 1 and out and self._warming is None:
+            return self._fill_one(runs[0])
+        self._holds_one = False
         block = row = 0
         self.n_runs[0] = len(runs)
         for index, (position, tokens, pages, states) in enumerate(runs):
@@ -73,17 +79,24 @@ class StepInputs:
             self.warmth[:row] = self._warming.factors(positions)
         return positions
 
-    def _fill_one(self, run: Run, out: Sequence[int]) -> np.ndarray:
-        """The same for one row, without arrays: caches are cold between two tokens, and each call of NumPy is felt."""
-        position, tokens, pages, states = run
-        _ROW.pack_into(self.rows, 0, position, pages, tokens[0])
-        _BLOCK.pack_into(self.blocks, 0, 0, 1, position, position + 1, pages)
-        _RUN.pack_into(self.runs, 0, 0, 1, *states)
-        self.n_runs[0] = self.n_blocks[0] = 1
-        if out:
+    def _fill_one(self, run: Run) -> np.ndarray:
+        """The same for one row, word by word: caches are cold between two tokens, and each call of NumPy is felt."""
+        position, (token,), pages, states = run
+        row, block = self._row, self._block
+        row[abi.ROW_POSITION // 8] = block[abi.BLOCK_POSITION // 8] = position
+        row[abi.ROW_PAGES // 8] = block[abi.BLOCK_PAGES // 8] = pages
+        row[abi.ROW_TOKEN // 8] = token
+        block[abi.BLOCK_LENGTH // 8] = position + 1
+        if not self._holds_one:
+            block[abi.BLOCK_FIRST // 8], block[abi.BLOCK_ROWS // 8] = 0, 1
+            self.n_runs[0] = self.n_blocks[0] = 1
             self.out_index[0] = 0
-        self._fill_rotary(position + 1)
-        return self.rows[:1, abi.ROW_POSITION // 8]
+        if not self._holds_one or states != (0, 0):
+            self.runs[0] = (0, 1, *states)
+        self._holds_one = True
+        if position >= self._n_rotary:
+            self._fill_rotary(position + 1)
+        return self._first_position
 
     def _fill_rotary(self, n_positions: int) -> None:
         """Have rotary tables for at least so many positions."""

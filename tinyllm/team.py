@@ -73,12 +73,12 @@ class Team:
     """`n_threads` threads (the caller's is one of them) that execute plans.
 
     One job runs at a time; concurrent callers wait for each other. `recorder` is asked before each run where its stamps
-    shall go (None: nowhere), so that a caller can time what others run.
+    shall go (an address, 0: nowhere), so that a caller can time what others run.
     """
 
     def __init__(self, n_threads: int):
         self.n_threads = n_threads
-        self.recorder: Callable[[np.ndarray], np.ndarray | None] | None = None
+        self.recorder: Callable[[np.ndarray], int] | None = None
         self._observers: dict[int, Callable[[int], None]] = {}
         addresses = kernel_addresses(TEAM_KERNELS)
         # A ctypes call releases the GIL.
@@ -88,7 +88,7 @@ class Team:
         self._memory = np.zeros(JOB.BYTES + 128, np.uint8)
         self._job = self._memory.ctypes.data + -self._memory.ctypes.data % 128
         offset = self._job - self._memory.ctypes.data
-        self._words = self._memory[offset : offset + JOB.BYTES].view(np.int64)
+        self._words = memoryview(self._memory[offset : offset + JOB.BYTES].view(np.int64))
         self._table: np.ndarray | None = None  # the one that the job's words tell of
         self._busy = threading.Lock()
         # For whoever has several things to do around a run that belong together.
@@ -109,8 +109,8 @@ class Team:
             self._workers.clear()
             self._parked[:] = [False] * self.n_threads
         for thread in range(1 + len(self._workers), self.n_threads):
-            epoch = int(self._words[JOB.epoch // 8])
-            shared = (epoch, self._serve, self._words, self._parked, self._wake[thread])
+            epoch = self._words[JOB.epoch // 8]
+            shared = (epoch, self._serve, self._job, self._words, self._parked, self._wake[thread])
             worker = threading.Thread(
                 target=_work, args=(thread, self.n_threads, *shared), name=f"tinyllm-{thread}", daemon=True
             )
@@ -124,21 +124,24 @@ class Team:
         work ended and when all threads had finished.
         """
         self._refuse_if_unusable()
-        if observer := self._observers.pop(threading.get_ident(), None):
+        if self._observers and (observer := self._observers.pop(threading.get_ident(), None)):
             return self._run_observed(table, observer)
         with self._busy:
-            if stamps is None and self.recorder is not None:
-                stamps = self.recorder(table)
+            stamps_at = 0
+            if stamps is not None:
+                stamps_at = stamps.ctypes.data
+            elif self.recorder is not None:
+                stamps_at = self.recorder(table)
             words = self._words
             if table is not self._table:
                 words[JOB.ops // 8] = table.ctypes.data
                 words[JOB.n_ops // 8] = len(table)
                 self._table = table
-            words[JOB.stamps // 8] = 0 if stamps is None else stamps.ctypes.data
-            if self.n_threads > 1 and (len(self._workers) < self.n_threads - 1 or self._pid != os.getpid()):
-                self._start_workers()
-            self._publish(self._job)
+            words[JOB.stamps // 8] = stamps_at
             if self.n_threads > 1:
+                if len(self._workers) < self.n_threads - 1 or self._pid != os.getpid():
+                    self._start_workers()
+                self._publish(self._job)
                 for thread in range(1, self.n_threads):
                     if self._parked[thread]:
                         self._wake[thread].release()
@@ -185,6 +188,11 @@ class Team:
         finally:
             self._observers.pop(threading.get_ident(), None)
 
+    @property
+    def is_observed(self) -> bool:
+        """Whether this thread's runs have an observer."""
+        return bool(self._observers) and threading.get_ident() in self._observers
+
     def _run_observed(self, table: np.ndarray, observer: Callable[[int], None]) -> int:
         """Run each op by itself; meanwhile the observer is not in force, so that it can run ops of its own."""
         try:
@@ -216,12 +224,12 @@ def _work(
     n_threads: int,
     epoch: int,
     serve: Callable,
-    words: np.ndarray,
+    job: int,
+    words: memoryview,
     parked: list[bool],
     wake: threading.Semaphore,
 ) -> None:
     """A worker: serve jobs in compiled code, park when none comes. It holds no reference to its team."""
-    job = words.ctypes.data
     while not words[JOB.quit // 8]:
         epoch = serve(job, thread, n_threads, epoch, _PATIENCE)
         # Announce the parking before the last look: a job is published before the announcement is read, so one of the
@@ -232,7 +240,7 @@ def _work(
         parked[thread] = False
 
 
-def _end_workers(words: np.ndarray, wake: list[threading.Semaphore], workers: list[threading.Thread]) -> None:
+def _end_workers(words: memoryview, wake: list[threading.Semaphore], workers: list[threading.Thread]) -> None:
     words[JOB.quit // 8] = 1
     words[JOB.epoch // 8] += 1
     for semaphore in wake:

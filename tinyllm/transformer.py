@@ -7,6 +7,7 @@ and page tables; out come the logits of the rows asked for.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from .kernels.formats import EMBEDDED_BY_KERNEL
 from .kv_cache import KVCache
 from .plan import Op
 from .plan_writer import PlanWriter
+from .results import SingleResult
 from .step import StepInputs
 from .weights import Matrix, Weights
 
@@ -200,7 +202,12 @@ class Network:
     attention: AttentionWorkspace
     weights: ModelWeights
 
-    @property
+    @cached_property
+    def single_logits(self) -> SingleResult:
+        """The logits of a single row."""
+        return SingleResult(self.plan, self.logits)
+
+    @cached_property
     def hidden_table(self) -> np.ndarray:
         """The table of the ops that lead to `hidden`."""
         table = self.plan.table

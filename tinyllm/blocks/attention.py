@@ -88,7 +88,7 @@ class AttentionWorkspace:
             shape["pool"] = 0
         self.plan.add(
             "rope",
-            f"attention.rope:{rope.pairing if rope else 'halves'}-{self.cache.kv_type}",
+            f"rope.rotate_and_store:{rope.pairing if rope else 'halves'}-{self.cache.kv_type}",
             abi.ROPE,
             q,
             row_table=inputs.rows.ctypes.data,
@@ -124,9 +124,13 @@ class AttentionWorkspace:
         if layer.window:
             left, right = (layer.window - 1, everything) if config.causal else (layer.window // 2, layer.window // 2)
         latent = "-latent" if layer.mixer == "latent" else ""
+        group = layer.n_heads // layer.n_kv_heads
         self.plan.add(
             "attn_out",
-            f"attention.attend:{self.cache.kv_type}{latent}",
+            (
+                f"attention_one.attend:{self.cache.kv_type}-{group}{latent}",
+                f"attention.attend:{self.cache.kv_type}{latent}",
+            ),
             abi.ATTEND,
             out,
             blocks=self.inputs.blocks.ctypes.data,

@@ -39,12 +39,16 @@ class CacheAccess(NamedTuple):
 
     `store_key(page, slot, key, n)` and `store_value(page, slot, value, n)` write n floats as one position;
     `load_keys(page, keys, n)` and `load_values(page, values, n)` fill float32 [n][32] and [32][n], n padded to 32.
+    `load_key(page, i, slot, n)` and `load_value(page, slot, i, n)` are 16 float32: dimension i of positions from slot
+    on, and dimensions from i on of one position.
     """
 
     store_key: Callable
     store_value: Callable
     load_keys: Callable
     load_values: Callable
+    load_key: Callable
+    load_value: Callable
 
 
 def store_key(page, slot, key, n):
@@ -69,13 +73,33 @@ def load_page(page, target, n):
         store_f32x16(target + 4 * i, load_vector(page + i * SIZE))
 
 
+def load_key(page, i, slot, n):
+    return load_vector(page + (i * PAGE + slot) * SIZE)
+
+
+def load_value(page, slot, i, n):
+    return load_vector(page + (slot * n + i) * SIZE)
+
+
+@inline
+def load_latent_values(keys, values, v_dim, v_padded):
+    """Values that are the first dimensions of the keys: float32 [n][32] to [32][v_padded]."""
+    for i in range(v_dim):
+        for slot in range(PAGE):
+            store_f32(values + 4 * (slot * v_padded + i), load_f32(keys + 4 * (i * PAGE + slot)))
+
+
 def plain(size: int, store: Callable, store_vector: Callable, scatter_vector: Callable, load: Callable) -> CacheAccess:
     """A type that keeps each number by itself, in `size` bytes."""
-    names = {"SIZE": size, "store_number": store, "store_vector": store_vector, "scatter_vector": scatter_vector}
-    load_both = inline(specialize(load_page, SIZE=size, load_vector=load))
-    return CacheAccess(
-        inline(specialize(store_key, **names)), inline(specialize(store_value, **names)), load_both, load_both
-    )
+    names = {
+        "SIZE": size,
+        "store_number": store,
+        "store_vector": store_vector,
+        "scatter_vector": scatter_vector,
+        "load_vector": load,
+    }
+    functions = (store_key, store_value, load_page, load_page, load_key, load_value)
+    return CacheAccess(*(inline(specialize(function, **names)) for function in functions))
 
 
 @inline
@@ -142,9 +166,20 @@ def load_q8_values(page, values, n):
         scale_at += 2
 
 
+@inline
+def load_q8_key(page, i, slot, n):
+    return mul(load_i8x16(page + i * PAGE + slot), load_f16x16(page + n * PAGE + 2 * (i // 32 * PAGE + slot)))
+
+
+@inline
+def load_q8_value(page, slot, i, n):
+    scale = splat_f32(load_f16(page + n * PAGE + 2 * (slot * (n // 32) + i // 32)))
+    return mul(load_i8x16(page + slot * n + i), scale)
+
+
 # A row per type of `abi.CACHE_TYPES`.
 CACHE_ACCESS = {
     "f16": plain(2, store_f16, store_f16x16, scatter_f16, load_f16x16),
     "f32": plain(4, store_f32, store_f32x16, scatter_f32, load_f32x16),
-    "q8_0": CacheAccess(store_q8_key, store_q8_value, load_q8_keys, load_q8_values),
+    "q8_0": CacheAccess(store_q8_key, store_q8_value, load_q8_keys, load_q8_values, load_q8_key, load_q8_value),
 }

@@ -6,7 +6,7 @@ stays usable.
 
 from __future__ import annotations
 
-from .abi import JOB, OP_ARGUMENTS, OP_BYTES, OP_MANY, OP_ONE, OP_PRIVATE, OP_ROWS
+from .abi import JOB, OP_ARGUMENTS, OP_BYTES, OP_MANY, OP_ONE, OP_PRIVATE, OP_ROWS, Arguments
 from .dealing import reset_tickets
 from .simd import (
     atomic_add,
@@ -16,6 +16,7 @@ from .simd import (
     clock_ticks,
     load_i64,
     pause,
+    prefetch,
     sched_yield,
     sleep_us,
     store_i64,
@@ -60,6 +61,10 @@ def execute(job, thread, n_threads):
         arguments = load_i64(op + OP_ARGUMENTS)
         rows = load_i64(load_i64(op + OP_ROWS))
         kernel = load_i64(op + OP_ONE) if rows == 1 else load_i64(op + OP_MANY)
+        # What the next op will ask for first: it comes while this one computes.
+        following = load_i64(ops + min(done + 1, n_ops - 1) * OP_BYTES + OP_ARGUMENTS)
+        for line in static(range(0, ARGUMENTS_BYTES, 64)):
+            prefetch(following + line)
         if rows > 0 and kernel != 0:
             call_kernel(kernel, arguments, thread, n_threads)
         if stamps != 0:
@@ -117,7 +122,12 @@ def publish(job):
 
 
 def lead(job, thread, n_threads):
-    """Run the published job as thread 0 and wait until all workers have left it; the number of ops that were run."""
+    """Run the published job as thread 0 and wait until all workers have left it; the number of ops that were run.
+
+    A thread that is alone has nobody to publish it to.
+    """
+    if n_threads == 1:
+        atomic_store(job + static(J.stop_after), 0)
     done = execute(job, thread, n_threads)
     store_i64(job + static(J.arrived_before), atomic_load(job + static(J.arrived)))
     wait_until(job + static(J.left), n_threads - 1)
@@ -126,6 +136,7 @@ def lead(job, thread, n_threads):
 
 _LAYOUT = {
     "J": JOB,
+    "ARGUMENTS_BYTES": 8 * Arguments.WORDS,
     "OP_BYTES": OP_BYTES,
     "OP_ARGUMENTS": OP_ARGUMENTS,
     "OP_ONE": OP_ONE,

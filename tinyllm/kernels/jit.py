@@ -121,7 +121,7 @@ def kernel_addresses(names: Iterable[str]) -> dict[str, int]:
 
 def _compile_all(names: list[str], folder: Path | None) -> dict[str, bytes]:
     """Compile kernels, every second one in a process of its own where the cache can hand the results over."""
-    names = sorted(names, key=lambda name: (not name.startswith("attention.attend"), "gemm" not in name, name))
+    names = sorted(names, key=lambda name: (not name.startswith("attention"), "gemm" not in name, name))
     helper = None
     if folder and len(names) > 3 and (os.cpu_count() or 1) > 1:
         helper = _start_compiler(names[1::2])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,7 @@ _FLOAT, _CODE = 4, abi.RECORD // 32
 _ID = 8
 
 
-@dataclass(frozen=True)
-class StepShape:
+class StepShape(NamedTuple):
     """One step: `n_rows` tokens of a sequence from `position` on, of which `n_out` want logits."""
 
     n_rows: int
