@@ -9,12 +9,12 @@ import sys
 import gguf
 import numpy as np
 import pytest
-from quantized_blocks import SCALES, random_rows, set_iq1_m_scale
+from quantized_blocks import SCALES, random_rows
 
 from tinyllm.errors import UnsupportedModelError
 from tinyllm.kernels.block_format import BLOCK_FORMATS, BlockFormat
 from tinyllm.kernels.codebooks import codebook
-from tinyllm.kernels.dequantize import DECODERS, PLAIN_TYPES, codes, decode, first_nonfinite
+from tinyllm.kernels.dequantize import DECODERS, PLAIN_TYPES, codes, decode
 
 FORMATS = list(BLOCK_FORMATS.values())
 # Types that the gguf package knows by size at most; their formulas are written out in ORACLES below.
@@ -207,50 +207,10 @@ def test_codebook(name: str):
     assert not codebook(name).flags.writeable
 
 
-@each_format
-def test_first_nonfinite_scale(form: BlockFormat):
-    data = random_rows(form, 5, 6)
-    assert first_nonfinite(form.name, data) is None
-    assert first_nonfinite(form.name, data[:0]) is None
-    blocks = data.view(form.layout)
-    fields = [field for field in form.layout.names if form.layout[field].kind == "f"]
-    for field in fields:
-        for bad in (np.nan, -np.inf):
-            kept = blocks[field].copy()
-            blocks[field][4, 0] = bad
-            blocks[field][2, 3] = bad
-            assert first_nonfinite(form.name, data) == 2 * 6 + 3
-            blocks[field] = kept
-    if form.name == "IQ1_M":
-        set_iq1_m_scale(blocks[2, 3:4], np.array([np.inf], dtype=np.float16))
-        assert first_nonfinite(form.name, data) == 2 * 6 + 3
-    if form.name == "MXFP4":
-        blocks["e"][2, 3] = 255
-        assert first_nonfinite(form.name, data) == 2 * 6 + 3
-
-
-@pytest.mark.parametrize("name", ["F64", "F32", "F16", "BF16"])
-def test_first_nonfinite_plain(name: str):
-    data = np.zeros((3, 7 * PLAIN_TYPES[name].itemsize), dtype=np.uint8)
-    assert first_nonfinite(name, data) is None
-    data[1, -1] = data[2, -1] = 0x7F  # with the byte below, the exponent's bits are all ones
-    data[1, -2] = data[2, -2] = 0xF8
-    assert first_nonfinite(name, data) == 1 * 7 + 6
-
-
-def test_first_nonfinite_looks_beyond_one_chunk(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tinyllm.kernels.dequantize._CHECKED_AT_ONCE", 4)
-    values = np.zeros(11, dtype=np.float16)
-    values[9] = np.inf
-    assert first_nonfinite("F16", values.view(np.uint8)) == 9
-
-
 def test_errors():
     row = np.zeros(18, dtype=np.uint8)
     with pytest.raises(UnsupportedModelError, match="Q4_0_4_4"):
         decode("Q4_0_4_4", row, 32)
-    with pytest.raises(UnsupportedModelError, match="Q4_0_4_4"):
-        first_nonfinite("Q4_0_4_4", row)
     with pytest.raises(UnsupportedModelError, match="F16"):
         codes("F16", row, 9)
     with pytest.raises(ValueError, match="36 bytes, not 18"):

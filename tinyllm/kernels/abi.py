@@ -199,6 +199,10 @@ class JOB:
 # `pack.table_of` the type, or 0.
 PACK = Arguments("rows n_inputs row_bytes source panels panel_bytes gap tiles weights table")
 
+# Packed panels, with `gap` bytes behind every second, that are looked through; the word at `flag` becomes 1 if a scale,
+# a minimum or a plain weight is not finite.
+CHECK = Arguments("panels panel_bytes gap tiles weights flag")
+
 # Chunks of memory to be read, or chunks of `vectors` vector operations; a vector per thread comes out.
 PROBE = Arguments("memory n_chunks chunk_bytes vectors result")
 

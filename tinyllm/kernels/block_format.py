@@ -6,7 +6,7 @@ holds it without loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,7 +50,6 @@ class BlockFormat:
     n_values: int  # in a block
     layout: np.dtype  # of a block
     split: Callable[[np.ndarray], Parts]  # blocks [b] of that layout → their parts
-    float_scales: Callable[[np.ndarray], Sequence[np.ndarray]]  # blocks → the floats that must be finite
     lowest: int  # of q
     highest: int
     sub_block: int  # values of a tile that share a scale, 16 or 32
@@ -97,8 +96,6 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {}
 def block_format(name: str, n_values: int, layout: list[Any], **facts: Any) -> Callable[[Any], Any]:
     """Put the decorated split function into the table as the format `name`, its `facts` being BlockFormat's fields."""
     dtype = np.dtype(layout)
-    floats = [field for field in dtype.names or () if dtype[field].kind == "f"]
-    facts.setdefault("float_scales", lambda blocks: [blocks[field] for field in floats])
     facts.setdefault("scale_span", n_values)
     if "levels" in facts:
         facts.update(lowest=min(facts["levels"]), highest=max(facts["levels"]))

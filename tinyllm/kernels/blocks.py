@@ -288,7 +288,6 @@ _UE4M3_HALVES = _ue4m3_halves()
     levels=FP4_LEVELS,
     sub_block=32,
     scale_type="e8m0",
-    float_scales=lambda blocks: [_E8M0_HALVES[blocks["e"]] * max(FP4_LEVELS)],
 )
 def split_mxfp4(blocks: np.ndarray) -> Parts:
     """Exponent e, 32 nibbles as in Q4_0, each an E2M1 float. In ggml e = 255 is an exponent like any other.

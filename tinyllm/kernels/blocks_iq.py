@@ -219,7 +219,6 @@ def _iq1_m_d(blocks: np.ndarray) -> np.ndarray:
     sub_block=16,
     scales=(1, 15),
     gain=1 / 8,
-    float_scales=lambda blocks: [_iq1_m_d(blocks)],
 )
 def split_iq1_m(blocks: np.ndarray) -> Parts:
     """The low bytes of 32 point numbers of 11 bits, a nibble for each, four words of scales.

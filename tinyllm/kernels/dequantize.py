@@ -27,9 +27,6 @@ PLAIN_TYPES: dict[str, np.dtype] = {
     "I8": np.dtype("i1"),
 }
 
-_EXPONENT_BITS = {"F16": np.uint16(0x7C00), "BF16": np.uint16(0x7F80)}  # all set in infinities and NaNs
-_CHECKED_AT_ONCE = 1 << 20  # blocks or values; bounds the memory that `first_nonfinite` takes
-
 
 @dataclass(frozen=True)
 class Codes:
@@ -95,28 +92,6 @@ def codes(type_name: str, data: np.ndarray, n: int) -> Codes:
     )
 
 
-def first_nonfinite(type_name: str, data: np.ndarray) -> int | None:
-    """Index of the first block with an infinite or NaN scale in uint8 [..., bytes_per_row], or None.
-
-    Blocks are counted through all rows; of plain types, values are. Raises UnsupportedModelError for an unknown type.
-    """
-    _check_known(type_name)
-    form = BLOCK_FORMATS.get(type_name)
-    layout = PLAIN_TYPES[type_name] if form is None else form.layout
-    units = np.ascontiguousarray(data).reshape(-1).view(layout)
-    for start in range(0, units.size, _CHECKED_AT_ONCE):
-        chunk = units[start : start + _CHECKED_AT_ONCE]
-        with np.errstate(over="ignore"):
-            if form is None:
-                masks = [_plain_nonfinite(type_name, chunk)]
-            else:
-                masks = [~np.isfinite(scales) for scales in form.float_scales(chunk)]
-        bad = [int(mask.argmax()) for mask in masks if mask.any()]
-        if bad:
-            return start + min(bad)
-    return None
-
-
 def _check_known(type_name: str) -> None:
     if type_name not in DECODERS:
         raise UnsupportedModelError(f"tensors of type {type_name} cannot be read; use a file of another quantization")
@@ -132,13 +107,6 @@ def _plain_to_float32(type_name: str, values: np.ndarray) -> np.ndarray:
     if type_name == "BF16":  # the upper half of a float32
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32)
-
-
-def _plain_nonfinite(type_name: str, values: np.ndarray) -> np.ndarray:
-    if type_name in _EXPONENT_BITS:  # thirty times as fast as numpy's arithmetic on f16
-        exponent = _EXPONENT_BITS[type_name]
-        return values.view(np.uint16) & exponent == exponent
-    return ~np.isfinite(_plain_to_float32(type_name, values))
 
 
 def _decode_blocks(form: BlockFormat, data: np.ndarray, n: int) -> np.ndarray:

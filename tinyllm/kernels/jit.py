@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import hashlib
 import importlib
-import importlib.metadata
+import importlib.util
 import logging
 import os
 import re
@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+import llvmlite
 import llvmlite.binding as llvm
 
 from ..errors import KernelError
@@ -40,9 +41,21 @@ _SIBLING_IMPORT = re.compile(r"^\s*from \.(?:(\w+) import| import ([\w, ]+))", r
 @cache
 def _environment_key() -> str:
     """Names what object code depends on besides its sources: the CPU, its features, and the compilers' versions."""
-    versions = [importlib.metadata.version(package) for package in ("numba", "llvmlite")]
-    state = repr((sys.version_info[:2], versions, current_target(), sys.platform))
+    state = repr((sys.version_info[:2], llvmlite.__version__, _numba_version(), current_target(), sys.platform))
     return hashlib.sha256(state.encode()).hexdigest()[:16]
+
+
+def _numba_version() -> bytes:
+    """The file that tells it: to import numba takes 0.25 s, and `importlib.metadata` 0.03 s."""
+    spec = importlib.util.find_spec("numba")
+    if spec is None or spec.origin is None:
+        return b""
+    try:
+        return Path(spec.origin).with_name("_version.py").read_bytes()
+    except OSError:
+        from importlib.metadata import version
+
+        return version("numba").encode()
 
 
 @cache
