@@ -159,6 +159,20 @@ def test_threads_and_batch_size_do_not_change_a_bit(q4_model):
             assert np.array_equal(other.logits(PROMPT), whole), options
 
 
+def test_logits_that_somebody_keeps_stay_what_they_were(q4_model):
+    ids = list(range(3, 11))
+    expected = q4_model.logits(ids)
+    sequence = q4_model.new_sequence()
+    kept = [sequence.evaluate([token]) for token in ids[:4]]
+    views = [memoryview(sequence.evaluate([token])[-1, 5:]) for token in ids[4:]]
+    assert np.array_equal(np.concatenate(kept), expected[:4])
+    assert np.array_equal(np.array(views), expected[4:, 5:])
+    del kept, views
+    # Memory that nobody looks at any more is used again.
+    assert len({sequence.evaluate([token]).ctypes.data for token in ids}) == 1
+    sequence.release()
+
+
 def test_a_long_context_crosses_partitions(tmp_path):
     ids = np.random.default_rng(3).integers(0, VOCAB, 400).tolist()
     tensors = write_llama(tmp_path / "m.gguf")

@@ -21,7 +21,7 @@ from conftest import reference_dir
 
 import tinyllm.text.splitting
 from tinyllm import load_tokenizer
-from tinyllm.errors import TokenizerError
+from tinyllm.errors import InvalidParameterError, TokenizerError
 from tinyllm.gguf_file import open_gguf
 from tinyllm.text.merges import merge
 from tinyllm.text.pre_tokenizers import PRE_TOKENIZERS
@@ -483,6 +483,17 @@ def test_merging_agrees_with_the_tokenizers_library():
     for word in random_words(7):
         merged = merge(list(word), lambda left, right: ranks.get(f"{left} {right}"))
         assert merged == [token.value for token in library.tokenize(word)]
+
+
+def test_what_is_no_text_is_refused():
+    tokenizer = load_tokenizer(DATA / "bpe.gguf")
+    for text in (None, 5, ["a"]):
+        with pytest.raises(InvalidParameterError, match="a text is a str or bytes, not"):
+            tokenizer.encode(text)
+    for prompt in (None, 5, ["a"], [1.5]):
+        with pytest.raises(InvalidParameterError, match="a prompt is a text or a list of token ids"):
+            tokenizer.ids_of(prompt)
+    assert tokenizer.ids_of("ab") == tokenizer.encode("ab") and tokenizer.ids_of((1, 2)) == [1, 2]
 
 
 # The start of a program

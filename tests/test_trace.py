@@ -310,6 +310,12 @@ def test_bad_options_are_refused_by_name(llama, options, message):
         llama.trace(PROMPT, **options)
 
 
+def test_what_is_no_prompt_is_refused(llama):
+    for prompt in (None, 5, ["a"], [1.5]):
+        with pytest.raises(InvalidParameterError, match="a prompt is a text or a list of token ids"):
+            llama.trace(prompt)
+
+
 def test_encoders_are_refused():
     with (
         tinyllm.load(traced_models.FOLDER / "bert.gguf") as model,

@@ -22,9 +22,10 @@ def embed(
     `pooling`: "mean", "cls" (the first token's), "last", or "none" for the rows of all tokens [n_tokens, n_embd].
     `normalize`: scale to length 1.
 
-    Raises ContextFullError for a text that is too long, InvalidParameterError for one without tokens.
+    Raises ContextFullError for a text that is too long, InvalidParameterError for one without tokens
+    and for what is no text.
     """
-    ids = model.tokenizer.encode(text) if isinstance(text, str | bytes) else list(text)
+    ids = model.tokenizer.ids_of(text)
     if not ids:
         raise InvalidParameterError("there is nothing to embed: the text has no tokens")
     pooling = pooling or model.config.pooling or "mean"

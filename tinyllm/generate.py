@@ -259,7 +259,7 @@ def generate(
     and for arguments that cannot be.
     """
     tokenizer = model.tokenizer
-    ids = tokenizer.encode(prompt) if isinstance(prompt, str | bytes) else _as_ids(prompt)
+    ids = tokenizer.ids_of(prompt)
     if not ids and tokenizer.add_bos and tokenizer.bos_id is not None:
         ids = [tokenizer.bos_id]
     if not ids:
@@ -272,7 +272,8 @@ def generate(
         )
     if len(ids) > model.n_ctx:
         raise ContextFullError(
-            f"the prompt has {len(ids)} tokens, the context holds {model.n_ctx}: shorten it or enlarge the context (-c)"
+            f"the prompt has {len(ids)} tokens, the context holds {model.n_ctx}:"
+            " shorten it or enlarge the context (n_ctx, -c)"
         )
     if constraint is not None:
         ignore_eos = False  # when it is finished, nothing but the end may come
@@ -337,13 +338,6 @@ def prepare_conversation(
     if template is None:
         raise ChatTemplateError("this model has no chat template: continue raw text instead, or name a template")
     return prepare_chat(template, model.tokenizer, messages, **(template_args or {}))
-
-
-def _as_ids(prompt: Sequence[int]) -> list[int]:
-    try:
-        return [operator.index(token) for token in prompt]
-    except TypeError:
-        raise InvalidParameterError("a prompt is a text or a list of token ids, which are whole numbers") from None
 
 
 def _as_stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:

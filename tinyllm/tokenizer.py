@@ -5,12 +5,13 @@ and text. Special tokens are parted from a text first; the rest is left to the e
 from __future__ import annotations
 
 import codecs
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from tinyllm.errors import TokenizerError
+from tinyllm.errors import InvalidParameterError, TokenizerError
 from tinyllm.gguf_file import open_gguf
 from tinyllm.text.characters import BYTE_OF_CHAR, escaped
 from tinyllm.text.merges import BytePairEncoder, SentencePieceEncoder
@@ -96,7 +97,10 @@ class Tokenizer:
 
         `add_special` puts BOS in front, and EOS or SEP behind, if the model wants them. User-defined tokens in the text
         are always found, control tokens only with `parse_special`: without it they are ordinary characters.
+        Raises InvalidParameterError for what is no text.
         """
+        if not isinstance(text, str | bytes):
+            raise InvalidParameterError(f"a text is a str or bytes, not {text!r}")
         ids: list[int] = []
         behind_special = True
         try:
@@ -110,6 +114,15 @@ class Tokenizer:
         except TokenizerError as error:
             raise _named(error, self._source) from None
         return self._framed(ids) if add_special else ids
+
+    def ids_of(self, prompt: str | bytes | Iterable[int]) -> list[int]:
+        """Token ids of a text, or the given ids as they are. Raises InvalidParameterError for what is neither."""
+        if isinstance(prompt, str | bytes):
+            return self.encode(prompt)
+        try:
+            return [operator.index(token) for token in prompt]
+        except TypeError:
+            raise InvalidParameterError("a prompt is a text or a list of token ids, which are whole numbers") from None
 
     def decode(self, ids: Iterable[int], skip_special: bool = False, remove_special: bool = False) -> str:
         """The text of tokens. Bytes that make no character become U+FFFD.

@@ -265,11 +265,8 @@ class _Pieces(dict[int, str]):
 
 def _prompt_ids(model: Model, prompt: Any, template: Any) -> tuple[list[int], TracedText | None]:
     """The ids to run, and the text as a chat template wrote it."""
-    if isinstance(prompt, str | bytes):
-        return model.tokenizer.encode(prompt), None
-    prompt = list(prompt)
-    if not prompt or not isinstance(prompt[0], Mapping):
-        return prompt, None
+    if not (isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping)):
+        return model.tokenizer.ids_of(prompt), None
     from tinyllm.chat_format import fold_system
     from tinyllm.generate import prepare_conversation
 
