@@ -17,7 +17,6 @@ import numpy as np
 
 from tinyllm.chat_format import ChatTemplate
 from tinyllm.errors import ContextFullError
-from tinyllm.tokenizer import Tokenizer
 
 SPECIAL_TOKENS = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 BOS, EOS, IM_START, IM_END = range(256, 260)
@@ -41,8 +40,6 @@ class FakeTokenizer:
         self._bytes = [bytes([b]) for b in range(256)] + [t.encode() for t in SPECIAL_TOKENS] + list(pieces)
         self.n_vocab = len(self._bytes)
         self.add_bos = add_bos
-
-    ids_of = Tokenizer.ids_of
 
     def encode(self, text: str | bytes, add_special: bool = True, parse_special: bool = True) -> list[int]:
         data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")

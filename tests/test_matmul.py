@@ -109,7 +109,8 @@ def multiply(
         "scale": 1.0,
         "n_rows": np.array([len(x)]),
         "grain": GRAIN,
-        "grain_one": GRAIN,
+        "stream": n_panels // abi.STREAMS,
+        "turn": 1,
         "panels": n_panels,
         "tiles": tile.panel_bytes(n) // tile.bytes,
         "panel_bytes": tile.panel_bytes(n),
@@ -145,7 +146,7 @@ INPUTS = {32: 800, 64: 832, 128: 896, 256: 1280}
 def test_quantized_products(name: str, scales: str):
     """GEMV and GEMM equal decode(W) @ x̂ within the rounding of float32, and each other to the last bit."""
     form = BLOCK_FORMATS[name]
-    n_outputs, n = 37, INPUTS[form.n_values]
+    n_outputs, n = 85, INPUTS[form.n_values]  # one panel for each stream, two more, the last of them not full
     data = random_rows(form, n_outputs, n // form.n_values, scales, seed=5)
     data[:5], data[5:10] = 0x00, 0xFF  # extreme codes
     set_scales(form, data[:10], scales, np.random.default_rng(6))
@@ -187,7 +188,7 @@ def test_more_rows_than_a_pass_takes(name: str = "Q4_K"):
 @pytest.mark.parametrize("name", FLOATS)
 def test_float_products(name: str, n: int):
     """Rows of any length; behind them the inputs are padded with zeros to whole tiles."""
-    n_outputs, n_padded = 21, -(-n // BLOCK) * BLOCK
+    n_outputs, n_padded = 85, -(-n // BLOCK) * BLOCK
     rng = np.random.default_rng(n)
     w = rng.standard_normal((n_outputs, n)).astype(np.float32)
     data = {"F32": w, "F16": w.astype(np.float16), "BF16": (w.view(np.uint32) >> 16).astype(np.uint16)}[name]

@@ -26,7 +26,7 @@ from tinyllm.gguf_file import open_gguf
 from tinyllm.text.merges import merge
 from tinyllm.text.pre_tokenizers import PRE_TOKENIZERS
 from tinyllm.text.splitting import UNDERLINE
-from tinyllm.tokenizer import Tokenizer
+from tinyllm.tokenizer import Tokenizer, ids_of
 
 DATA = Path(__file__).parent / "data" / "tokenizer"
 EXPECTED = json.loads((DATA / "expected.json").read_text())
@@ -492,8 +492,8 @@ def test_what_is_no_text_is_refused():
             tokenizer.encode(text)
     for prompt in (None, 5, ["a"], [1.5]):
         with pytest.raises(InvalidParameterError, match="a prompt is a text or a list of token ids"):
-            tokenizer.ids_of(prompt)
-    assert tokenizer.ids_of("ab") == tokenizer.encode("ab") and tokenizer.ids_of((1, 2)) == [1, 2]
+            ids_of(prompt, tokenizer.encode)
+    assert ids_of("ab", tokenizer.encode) == tokenizer.encode("ab") and ids_of((1, 2), tokenizer.encode) == [1, 2]
 
 
 # The start of a program

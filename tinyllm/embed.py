@@ -9,6 +9,7 @@ import numpy as np
 
 from .config import POOLINGS
 from .errors import InvalidParameterError, UnsupportedModelError
+from .tokenizer import ids_of
 
 if TYPE_CHECKING:
     from .model import Model
@@ -25,7 +26,8 @@ def embed(
     Raises ContextFullError for a text that is too long, InvalidParameterError for one without tokens
     and for what is no text.
     """
-    ids = model.tokenizer.ids_of(text)
+    # A model without a vocabulary can still be asked by ids.
+    ids = ids_of(text, lambda text: model.tokenizer.encode(text))
     if not ids:
         raise InvalidParameterError("there is nothing to embed: the text has no tokens")
     pooling = pooling or model.config.pooling or "mean"

@@ -17,6 +17,7 @@ from tinyllm.errors import ChatTemplateError, ContextFullError, InvalidParameter
 from tinyllm.prefix import keep_sampled, reuse_prefix
 from tinyllm.sampler import Choice, Sampler, SamplingParams
 from tinyllm.stopping import StopFilter, control_stops
+from tinyllm.tokenizer import ids_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -259,7 +260,7 @@ def generate(
     and for arguments that cannot be.
     """
     tokenizer = model.tokenizer
-    ids = tokenizer.ids_of(prompt)
+    ids = ids_of(prompt, tokenizer.encode)
     if not ids and tokenizer.add_bos and tokenizer.bos_id is not None:
         ids = [tokenizer.bos_id]
     if not ids:

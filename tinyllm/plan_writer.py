@@ -13,6 +13,7 @@ from .weights import Fused, Matrix, Vector
 if TYPE_CHECKING:
     from .blocks.moe import ExpertChoice
 
+_MEMORY_PAGE = 4096
 _SCRATCH = 0  # replaced by the plan's scratch when it is finished
 # Unpacked chunk of a panel (24 blocks of at most 768 bytes) and the partial sums of 16 panels by 128 tokens.
 _GEMM_SCRATCH = 24 * 768 + 16 * 128 * 64
@@ -115,7 +116,7 @@ class PlanWriter(Plan):
         self.need_scratch(_GEMM_SCRATCH)
         return {
             "grain": _grain(matrix, 4 * self.n_threads),
-            "grain_one": _grain(matrix, 16 * self.n_threads if self.n_threads > 1 else 1),
+            **_streams(matrix, self.n_threads),
             "panels": matrix.panels,
             "tiles": matrix.tiles,
             "panel_bytes": matrix.panel_bytes,
@@ -262,6 +263,16 @@ def _grain(matrix: Matrix, n_units: int) -> int:
     """Panels that a thread takes at a time if there shall be so many units, at most 16; of twins whole turns."""
     grain = min(16, matrix.panels // n_units)
     return max(1, grain // 4) * 4 if matrix.twin else max(1, grain)
+
+
+def _streams(matrix: Matrix, n_threads: int) -> dict[str, int]:
+    """How panels are dealt out for one row: in streams, if there is enough to do for all threads then."""
+    turn = 4 if matrix.twin else 1
+    stream = matrix.panels // abi.STREAMS // turn * turn
+    if stream * matrix.panel_bytes % _MEMORY_PAGE == 0:
+        # Streams at the same place of their pages of memory are in each other's way.
+        stream = max(stream - turn, 0)
+    return {"stream": stream if stream // turn >= 4 * (n_threads - 1) else 0, "turn": turn}
 
 
 def _products(matrix: Matrix) -> tuple[str, str]:

@@ -115,15 +115,6 @@ class Tokenizer:
             raise _named(error, self._source) from None
         return self._framed(ids) if add_special else ids
 
-    def ids_of(self, prompt: str | bytes | Iterable[int]) -> list[int]:
-        """Token ids of a text, or the given ids as they are. Raises InvalidParameterError for what is neither."""
-        if isinstance(prompt, str | bytes):
-            return self.encode(prompt)
-        try:
-            return [operator.index(token) for token in prompt]
-        except TypeError:
-            raise InvalidParameterError("a prompt is a text or a list of token ids, which are whole numbers") from None
-
     def decode(self, ids: Iterable[int], skip_special: bool = False, remove_special: bool = False) -> str:
         """The text of tokens. Bytes that make no character become U+FFFD.
 
@@ -234,3 +225,13 @@ def _without_loose_spaces(text: str) -> str:
     """The clean-up of Hugging Face as far as llama.cpp does it."""
     text = _SPACE_BEFORE_PUNCTUATION.sub("", text).replace(" ' ", "'")
     return _SPACE_BEFORE_CONTRACTION.sub("", text)
+
+
+def ids_of(prompt: str | bytes | Iterable[int], encode: Callable[[str | bytes], list[int]]) -> list[int]:
+    """Token ids of a text, or the given ids as they are. Raises InvalidParameterError for what is neither."""
+    if isinstance(prompt, str | bytes):
+        return encode(prompt)
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise InvalidParameterError("a prompt is a text or a list of token ids, which are whole numbers") from None

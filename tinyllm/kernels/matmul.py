@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .abi import LINEAR, RECORD, RECORD_NEGATIVE, RECORD_SCALE, RECORD_SUM, RECORD_SUMS, SPAN
+from .abi import LINEAR, RECORD, RECORD_NEGATIVE, RECORD_SCALE, RECORD_SUM, RECORD_SUMS, SPAN, STREAMS
 from .dealing import draw
 from .dot import make_dot
 from .formats import TILES
@@ -42,12 +42,10 @@ FLOAT_WIDTHS = (12, 4, 1) if TARGET.wide_registers else (6, 3, 1)
 # Groups of 4 inputs that are unrolled: with 32 registers all of a block; with 16 the others stay a loop, or LLVM
 # reorders them and spills. Where sums start at zero, the first products need no addition.
 UNROLL = 8 if TARGET.wide_registers else 2
-# Distance in bytes at which the GEMV asks for its weights. The hardware stops at page borders: on Zen 3 this lifts one
-# thread from 16.5 to 21.5 GB/s, what a plain sum reads (1024: 19.9, 4096: 19.7, 8192: 21.1). Where a tile holds several
-# blocks, their scales lie behind all codes, and the first block needs them: asking a whole tile further ahead makes
-# Q4_K 1.2, Q5_K 1.3, Q6_K 1.45 times as fast. A line that is asked for twice costs more than it is worth: with 9 lines
-# for the 8½ of a block, Q8_0 is a tenth slower.
-PREFETCH = 2048
+# Distance in bytes at which the GEMV asks for its weights, in several streams and in one; the hardware stops at page
+# borders. Where a tile holds several blocks, their scales lie behind all codes, and the first block needs them: it asks
+# a whole tile further ahead. A line that is asked for twice costs more than it is worth.
+PREFETCH = {STREAMS: 1024, 1: 2048}
 # Blocks of 32 inputs that are unpacked at a time: codes and scales stay in the first-level cache.
 CHUNK_BLOCKS = 24
 # Most tokens per pass over the chunk, a multiple of 4: their activations stay in the second-level cache.
@@ -87,9 +85,25 @@ def go_on(then, then_arguments, row_start, row_end, panel_start, panel_end):
         call_kernel(then, then_arguments, row_start * SPAN + row_end, 8 * (panel_start * SPAN + panel_end))
 
 
+@inline
+def count_units(panels, stream, turn):
+    """Units of work of a product with one row: `turn` panels of each stream, then as many of what is left over."""
+    return stream // turn + (panels - STREAMS * stream + turn - 1) // turn
+
+
+@inline
+def first_panel(unit, stream, turn):
+    """The first panel of a unit, of the first stream if it is one of streams."""
+    return unit * turn + ((STREAMS - 1) * stream if unit * turn >= stream else 0)
+
+
 def gemv(args, thread, n_threads):
-    """One row of quantized activations times a quantized matrix."""
-    grain = load_i64(args + static(A.grain_one))
+    """One row of quantized activations times a quantized matrix.
+
+    Panels are walked in several streams, each through a part of the matrix of its own, and what is left over in one.
+    """
+    stream = load_i64(args + static(A.stream))
+    turn = load_i64(args + static(A.turn))
     panels = load_i64(args + static(A.panels))
     tiles = load_i64(args + static(A.tiles))
     panel_bytes = load_i64(args + static(A.panel_bytes))
@@ -105,43 +119,52 @@ def gemv(args, thread, n_threads):
     twin = load_i64(args + static(A.twin))
     then = load_i64(args + static(A.then))
     then_arguments = load_i64(args + static(A.then_arguments))
-    n_groups = (panels + grain - 1) // grain
+    n_units = count_units(panels, stream, turn)
     while True:
-        unit = draw(args, thread, n_threads, n_groups)
+        unit = draw(args, thread, n_threads, n_units)
         if unit < 0:
             break
-        start = unit * grain
-        count = min(grain, panels - start)
-        tile = weights + start * panel_bytes
-        asked = (tile + PREFETCH) & -64
-        for panel in range(start, start + count):
-            record = x
-            acc = zero_f32()
-            for _ in range(tiles):
-                for block in range(BLOCKS):
-                    for line in static(range(BLOCK_BYTES // 64)):
-                        prefetch(asked + 64 * line)
-                    asked += static(BLOCK_BYTES // 64 * 64)
-                    if static(BLOCK_BYTES % 64):  # noqa: SIM102
-                        if asked < tile + block * BLOCK_BYTES + static(BLOCK_BYTES + PREFETCH - 63):
-                            prefetch(asked)
-                            asked += 64
-                    codes_at = tile + block * CODE_STRIDE
-                    factor = broadcast_f32(record + SCALE)
-                    for half in static(range(HALVES)):
-                        products = dot_start(record + static(NEGATIVE[half]))
-                        for group in static(GROUPS[half]):
-                            products = dot(products, codes[group](codes_at), broadcast4(record + 4 * group))
-                        row_scale = mul(scale(tile, block, integer(half)), factor)
-                        acc = fma(row_scale, to_f32(dot_close(products)), acc)
-                        if static(MINIMUM):
-                            sums = broadcast_f32(record + static(SUMS[half]))
-                            acc = fma(minimum(tile, block, integer(half)), sums, acc)
-                    record += RECORD
-                tile += TILE_BYTES
-            column = 64 * place_of(panel, twin)
-            finish(acc, y + column, bias + column if bias != 0 else 0, accumulate, out_scale)
-        go_on(then, then_arguments, 0, 1, start, start + count)
+        start = first_panel(unit, stream, turn)
+        end = min(start + turn, panels)
+        for streams in static((STREAMS, 1)):
+            if (start < stream) == static(streams > 1):
+                for s in static(range(streams)):
+                    tile[s] = weights + (start + s * stream) * panel_bytes
+                    asked[s] = (tile[s] + static(PREFETCH[streams])) & -64
+                for panel in range(start, end):
+                    record = x
+                    for s in static(range(streams)):
+                        acc[s] = zero_f32()
+                    for _ in range(tiles):
+                        for block in range(BLOCKS):
+                            factor = broadcast_f32(record + SCALE)
+                            for s in static(range(streams)):
+                                for line in static(range(BLOCK_BYTES // 64)):
+                                    prefetch(asked[s] + 64 * line)
+                                asked[s] += static(BLOCK_BYTES // 64 * 64)
+                                if static(BLOCK_BYTES % 64):
+                                    behind = tile[s] + block * BLOCK_BYTES + static(BLOCK_BYTES + PREFETCH[streams])
+                                    if asked[s] < behind - 63:
+                                        prefetch(asked[s])
+                                        asked[s] += 64
+                                codes_at = tile[s] + block * CODE_STRIDE
+                                for half in static(range(HALVES)):
+                                    products = dot_start(record + static(NEGATIVE[half]))
+                                    for group in static(GROUPS[half]):
+                                        products = dot(products, codes[group](codes_at), broadcast4(record + 4 * group))
+                                    row_scale = mul(scale(tile[s], block, integer(half)), factor)
+                                    acc[s] = fma(row_scale, to_f32(dot_close(products)), acc[s])
+                                    if static(MINIMUM):
+                                        sums = broadcast_f32(record + static(SUMS[half]))
+                                        acc[s] = fma(minimum(tile[s], block, integer(half)), sums, acc[s])
+                            record += RECORD
+                        for s in static(range(streams)):
+                            tile[s] += TILE_BYTES
+                    for s in static(range(streams)):
+                        column = 64 * place_of(panel + s * stream, twin)
+                        finish(acc[s], y + column, bias + column if bias != 0 else 0, accumulate, out_scale)
+                for s in static(range(streams)):
+                    go_on(then, then_arguments, 0, 1, start + s * stream, end + s * stream)
 
 
 def gemm(args, thread, n_threads):
@@ -263,11 +286,50 @@ def gemm(args, thread, n_threads):
         go_on(then, then_arguments, token_start, token_end, start, start + count)
 
 
-def multiply_float(args, thread, n_threads):
-    """Rows of float32 activations times a float matrix: some rows and panels at a time, one sum for each output.
+def gemv_float(args, thread, n_threads):
+    """One row of float32 activations times a float matrix, in streams as `gemv`."""
+    stream = load_i64(args + static(A.stream))
+    turn = load_i64(args + static(A.turn))
+    panels = load_i64(args + static(A.panels))
+    tiles = load_i64(args + static(A.tiles))
+    panel_bytes = load_i64(args + static(A.panel_bytes))
+    weights = load_i64(args + static(A.weights))
+    first_row = load_i64(args + static(A.first_row))
+    x = row_address(load_i64(args + static(A.x)), first_row, load_i64(args + static(A.x_stride)))
+    if load_i64(args + static(A.private)) != 0:
+        x += thread * load_i64(args + static(A.x_stride))
+    y = row_address(load_i64(args + static(A.y)), first_row, load_i64(args + static(A.y_stride)))
+    bias = load_i64(args + static(A.bias))
+    accumulate = load_i64(args + static(A.accumulate))
+    out_scale = load_f32(args + static(A.scale))
+    n_units = count_units(panels, stream, turn)
+    while True:
+        unit = draw(args, thread, n_threads, n_units)
+        if unit < 0:
+            break
+        start = first_panel(unit, stream, turn)
+        end = min(start + turn, panels)
+        for streams in static((STREAMS, 1)):
+            if (start < stream) == static(streams > 1):
+                for panel in range(start, end):
+                    at = x
+                    for s in static(range(streams)):
+                        tile[s] = weights + (panel + s * stream) * panel_bytes
+                        acc[s] = zero_f32()
+                    for _ in range(tiles):
+                        for i in range(32):
+                            for s in static(range(streams)):
+                                acc[s] = fma(load_row(tile[s], i), broadcast_f32(at + 4 * i), acc[s])
+                        at += 128
+                        for s in static(range(streams)):
+                            tile[s] += TILE_BYTES
+                    for s in static(range(streams)):
+                        column = 64 * (panel + s * stream)
+                        finish(acc[s], y + column, bias + column if bias != 0 else 0, accumulate, out_scale)
 
-    A sum waits for itself, so a single row takes two panels side by side.
-    """
+
+def gemm_float(args, thread, n_threads):
+    """Rows of float32 activations times a float matrix, some rows at a time."""
     n_rows = load_i64(load_i64(args + static(A.n_rows)))
     grain = load_i64(args + static(A.grain))
     panels = load_i64(args + static(A.panels))
@@ -289,39 +351,27 @@ def multiply_float(args, thread, n_threads):
         unit = draw(args, thread, n_threads, n_groups)
         if unit < 0:
             break
-        panel = unit * grain
-        panel_end = min(panel + grain, panels)
-        for side in static(SIDES):
-            while panel + side <= panel_end:
-                row = 0
-                for width in static(WIDTHS):
-                    while row + width <= n_rows:
+        for panel in range(unit * grain, min(unit * grain + grain, panels)):
+            column = 64 * panel
+            row = 0
+            for width in static(WIDTHS):
+                while row + width <= n_rows:
+                    for t in static(range(width)):
+                        at[t] = x + (row + t) * x_stride
+                        acc[t] = zero_f32()
+                    tile = weights + panel * panel_bytes
+                    for _ in range(tiles):
+                        for i in range(32):
+                            weight = load_row(tile, i)
+                            for t in static(range(width)):
+                                acc[t] = fma(weight, broadcast_f32(at[t] + 4 * i), acc[t])
                         for t in static(range(width)):
-                            at[t] = x + (row + t) * x_stride
-                        for s in static(range(side)):
-                            tile[s] = weights + (panel + s) * panel_bytes
-                            for t in static(range(width)):
-                                acc[s, t] = zero_f32()
-                        for _ in range(tiles):
-                            for s in static(range(side)):
-                                for line in static(range(0, PREFETCHED, 64)):
-                                    prefetch(tile[s] + static(PREFETCH + line))
-                            for i in range(32):
-                                for s in static(range(side)):
-                                    weight = load_row(tile[s], i)
-                                    for t in static(range(width)):
-                                        acc[s, t] = fma(weight, broadcast_f32(at[t] + 4 * i), acc[s, t])
-                            for t in static(range(width)):
-                                at[t] += 128
-                            for s in static(range(side)):
-                                tile[s] += TILE_BYTES
-                        for s in static(range(side)):
-                            column = 64 * (panel + s)
-                            for t in static(range(width)):
-                                target = y + (row + t) * y_stride + column
-                                finish(acc[s, t], target, bias + column if bias != 0 else 0, accumulate, out_scale)
-                        row += width
-                panel += side
+                            at[t] += 128
+                        tile += TILE_BYTES
+                    for t in static(range(width)):
+                        target = y + (row + t) * y_stride + column
+                        finish(acc[t], target, bias + column if bias != 0 else 0, accumulate, out_scale)
+                    row += width
 
 
 def _quantized_parameters(name: str) -> dict:
@@ -342,7 +392,8 @@ def _quantized_parameters(name: str) -> dict:
         "BLOCK_BYTES": tile.bytes // tile.blocks,
         "CODE_STRIDE": tile.code_bytes,
         "GROUPS": [range(half * 8 // halves, (half + 1) * 8 // halves) for half in range(halves)],
-        "PREFETCH": PREFETCH + (tile.bytes if tile.blocks > 1 else 0),
+        "STREAMS": STREAMS,
+        "PREFETCH": {n: bytes_ + (tile.bytes if tile.blocks > 1 else 0) for n, bytes_ in PREFETCH.items()},
         "UNROLL": UNROLL,
         "CHUNK_BLOCKS": CHUNK_BLOCKS,
         "CHUNK_TILES": CHUNK_BLOCKS // tile.blocks,
@@ -366,20 +417,18 @@ def unpacked_bytes(name: str) -> int:
 
 def _float_parameters(name: str) -> dict:
     tile = TILES[name]
-    return {"A": LINEAR, "TILE_BYTES": tile.bytes, "PREFETCH": PREFETCH, "load_row": UNPACK_FLOAT[name]}
+    return {"A": LINEAR, "TILE_BYTES": tile.bytes, "load_row": UNPACK_FLOAT[name]}
 
 
 def build_gemv(name: str) -> Callable:
     if TILES[name].is_float:
-        shape = {"SIDES": (2, 1), "WIDTHS": (1,), "PREFETCHED": 0}
-        return specialize(multiply_float, **_float_parameters(name), **shape)
+        return specialize(gemv_float, STREAMS=STREAMS, **_float_parameters(name))
     return specialize(gemv, **_quantized_parameters(name))
 
 
 def build_gemm(name: str) -> Callable:
     if TILES[name].is_float:
-        shape = {"SIDES": (1,), "WIDTHS": FLOAT_WIDTHS, "PREFETCHED": 0}
-        return specialize(multiply_float, **_float_parameters(name), **shape)
+        return specialize(gemm_float, WIDTHS=FLOAT_WIDTHS, **_float_parameters(name))
     return specialize(gemm, **_quantized_parameters(name))
 
 

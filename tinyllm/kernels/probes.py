@@ -5,7 +5,7 @@ They are written in the vocabulary of the real kernels, so what they reach is wh
 
 from __future__ import annotations
 
-from .abi import PROBE
+from .abi import PROBE, STREAMS
 from .dot import make_dot
 from .simd import (
     TARGET,
@@ -31,8 +31,6 @@ from .specialize import specialize, static
 
 # Independent sums that hide the latency of the arithmetic and still fit the registers.
 SUMS = 12 if TARGET.wide_registers else 5
-# Vectors of memory that are read per turn of the loop.
-READS = 4
 
 
 @operation(i8x64)
@@ -46,24 +44,26 @@ def either(builder, a, b):
 
 
 def read(args, thread, n_threads):
-    """Read chunks of memory in order, as decode reads weights, with the least work that keeps the loads."""
+    """Read chunks of memory, as decode reads weights: several streams at a time, with the least work that keeps the
+    loads."""
     memory = load_i64(args + static(A.memory))
     chunk_bytes = load_i64(args + static(A.chunk_bytes))
     n_chunks = load_i64(args + static(A.n_chunks))
     result = load_i64(args + static(A.result)) + 64 * thread
-    for s in static(range(READS)):
+    stream_bytes = chunk_bytes // STREAMS
+    for s in static(range(STREAMS)):
         seen[s] = nothing()
     while True:
         chunk = atomic_add(args, 1)
         if chunk >= n_chunks:
             break
         at = memory + chunk * chunk_bytes
-        for _ in range(chunk_bytes // static(64 * READS)):
-            for s in static(range(READS)):
-                seen[s] = either(seen[s], load_i8x64(at + 64 * s))
-            at += static(64 * READS)
+        for _ in range(stream_bytes // 64):
+            for s in static(range(STREAMS)):
+                seen[s] = either(seen[s], load_i8x64(at + s * stream_bytes))
+            at += 64
     everything = nothing()
-    for s in static(range(READS)):
+    for s in static(range(STREAMS)):
         everything = either(everything, seen[s])
     store_i8x64(result, everything)
 
@@ -122,7 +122,7 @@ def _build_dot():
 
 
 KERNELS = {
-    "read": lambda: specialize(read, A=PROBE, READS=READS),
+    "read": lambda: specialize(read, A=PROBE, STREAMS=STREAMS),
     "dot": _build_dot,
     "fma": lambda: specialize(fused_multiply_add, A=PROBE, SUMS=SUMS),
 }

@@ -19,7 +19,7 @@ from ..team import Team
 from .costs import Work
 
 _REPETITIONS = 5
-_CHUNK_BYTES = 256 << 10
+_CHUNK_BYTES = 1 << 20
 _CHUNKS_PER_THREAD = 256
 # A multiple of the independent sums that the probes have on any target (5 or 12).
 _VECTORS = 60_000

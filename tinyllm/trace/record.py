@@ -19,6 +19,7 @@ from tinyllm.generate import Step, generate
 from tinyllm.model_info import FILE_TYPES
 from tinyllm.sampler import SamplingParams
 from tinyllm.sampling.record import Recorder, TokenRecord
+from tinyllm.tokenizer import ids_of
 from tinyllm.trace.contributions import Contributions, contributions
 from tinyllm.trace.lens import Lens, read_lens
 from tinyllm.trace.neurons import NEIGHBOUR_LIMIT, Neurons, neighbours, strongest
@@ -266,7 +267,7 @@ class _Pieces(dict[int, str]):
 def _prompt_ids(model: Model, prompt: Any, template: Any) -> tuple[list[int], TracedText | None]:
     """The ids to run, and the text as a chat template wrote it."""
     if not (isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping)):
-        return model.tokenizer.ids_of(prompt), None
+        return ids_of(prompt, model.tokenizer.encode), None
     from tinyllm.chat_format import fold_system
     from tinyllm.generate import prepare_conversation
 
