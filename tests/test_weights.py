@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,8 @@ from tinyllm.buffers import aligned_zeros
 from tinyllm.kernels.block_format import BLOCK_FORMATS
 from tinyllm.kernels.dequantize import PLAIN_TYPES, decode
 from tinyllm.kernels.formats import TILE_OF, tile_of
-from tinyllm.kernels.jit import kernel_addresses
-from tinyllm.kernels.pack import kernel_of
 from tinyllm.team import Team
-from tinyllm.weights import Matrix, Part, _check_of, _pack, _Packing
+from tinyllm.weights import Matrix, Part, Weights
 
 # Two panels and a part of a third, two blocks of the largest formats.
 N_OUTPUTS, N_INPUTS = 37, 512
@@ -75,9 +74,11 @@ def test_weights_that_are_not_finite_are_told(type_name, twin, team, caplog):
         part = Part(type_name, N_OUTPUTS, rows.shape[1], rows)
         matrix = Matrix("one.weight", tile_of(type_name), N_OUTPUTS, N_INPUTS, (part,), twin=twin)
         memory = aligned_zeros(2 * matrix.n_bytes)
-        addresses = kernel_addresses([kernel_of(type_name), _check_of(matrix)])
+        matrix.address = memory.ctypes.data
+        weights = Weights(SimpleNamespace(tensors={}))
+        weights._matrices = [matrix]
         caplog.clear()
-        _pack(team, addresses, [_Packing(matrix, part, memory.ctypes.data)])
+        weights.pack(team)
         return caplog.messages
 
     rows = rows_of(type_name)

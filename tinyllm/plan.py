@@ -61,16 +61,13 @@ class Blocks:
 
 
 class Plan:
-    """Ops in order. `rows` and `out_rows` count rows of the step: those computed, and those whose logits are wanted.
-
-    `step_rows` are both as last set.
-    """
+    """Ops in order. `rows` and `out_rows` count rows of the step: those computed, and those whose logits are wanted."""
 
     def __init__(self, max_rows: int, n_threads: int):
         self.max_rows, self.n_threads = max_rows, n_threads
         self.ops: list[Op] = []
         self._counters = aligned_zeros(128).view(np.int64)
-        self.step_rows = (0, 0)
+        self._counts = memoryview(self._counters)
         self._layer: int | None = None
         self._buffers: dict[tuple[str, int, int], Buffer] = {}
         self._scratch_bytes = 0
@@ -88,9 +85,12 @@ class Plan:
         return self._counters.ctypes.data + 64
 
     def set_rows(self, n_rows: int, n_out: int) -> None:
-        if self.step_rows != (n_rows, n_out):
-            self.step_rows = n_rows, n_out
-            self._counters[0], self._counters[8] = n_rows, n_out
+        self._counts[0], self._counts[8] = n_rows, n_out
+
+    @property
+    def step_rows(self) -> tuple[int, int]:
+        """Rows of the step, and rows whose logits are wanted, as last set."""
+        return self._counts[0], self._counts[8]
 
     def alone(self, n_rows: int, n_out: int) -> list[bool]:
         """Which ops have no barrier behind them in a step of so many rows: see `_make_private` and `Op.done_before`."""

@@ -29,7 +29,6 @@ class StepInputs:
     def __init__(self, config: ModelConfig, plan: Plan, n_positions: int):
         self._ropes = config.ropes
         self._n_rotary = 0
-        self._holds_one = False  # whether the last step had one row, whose result was wanted
         n = plan.max_rows
         self.rows = aligned_zeros(n * abi.ROW_BYTES).view(np.int64).reshape(n, -1)
         self.blocks = aligned_zeros(n * abi.BLOCK_BYTES).view(np.int64).reshape(n, -1)
@@ -41,8 +40,10 @@ class StepInputs:
         self._warming = config.warming
         self.warmth = np.ones(n, np.float32)
         self.out_index = np.zeros(n, np.int64)
-        # The first row and block as words, and the first row's position.
-        self._row, self._block = memoryview(self.rows[0]), memoryview(self.blocks[0])
+        # The first row, block and run as words, and the first row's position.
+        self._row, self._block, self._run = (memoryview(table[0]) for table in (self.rows, self.blocks, self.runs))
+        self._counts = memoryview(self.n_runs), memoryview(self.n_blocks)
+        self._out = memoryview(self.out_index)
         self._first_position = self.rows[:1, abi.ROW_POSITION // 8]
 
     @property
@@ -57,7 +58,6 @@ class StepInputs:
         """
         if len(runs) == 1 and len(runs[0].tokens) == 1 and out and self._warming is None:
             return self._fill_one(runs[0])
-        self._holds_one = False
         block = row = 0
         self.n_runs[0] = len(runs)
         for index, (position, tokens, pages, states) in enumerate(runs):
@@ -82,18 +82,16 @@ class StepInputs:
     def _fill_one(self, run: Run) -> np.ndarray:
         """The same for one row, word by word: caches are cold between two tokens, and each call of NumPy is felt."""
         position, (token,), pages, states = run
-        row, block = self._row, self._block
+        row, block, words = self._row, self._block, self._run
         row[abi.ROW_POSITION // 8] = block[abi.BLOCK_POSITION // 8] = position
         row[abi.ROW_PAGES // 8] = block[abi.BLOCK_PAGES // 8] = pages
         row[abi.ROW_TOKEN // 8] = token
-        block[abi.BLOCK_LENGTH // 8] = position + 1
-        if not self._holds_one:
-            block[abi.BLOCK_FIRST // 8], block[abi.BLOCK_ROWS // 8] = 0, 1
-            self.n_runs[0] = self.n_blocks[0] = 1
-            self.out_index[0] = 0
-        if not self._holds_one or states != (0, 0):
-            self.runs[0] = (0, 1, *states)
-        self._holds_one = True
+        block[abi.BLOCK_FIRST // 8], block[abi.BLOCK_ROWS // 8], block[abi.BLOCK_LENGTH // 8] = 0, 1, position + 1
+        words[abi.RUN_FIRST // 8], words[abi.RUN_ROWS // 8] = 0, 1
+        words[abi.RUN_SOURCE // 8], words[abi.RUN_TARGET // 8] = states
+        n_runs, n_blocks = self._counts
+        n_runs[0] = n_blocks[0] = 1
+        self._out[0] = 0
         if position >= self._n_rotary:
             self._fill_rotary(position + 1)
         return self._first_position
