@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .abi import ATTEND, BLOCK_FIRST, BLOCK_LENGTH, BLOCK_PAGES, BLOCK_POSITION, CACHE_TYPES, PAGE, PARTITION
+from .abi import ATTEND, BLOCK_LENGTH, BLOCK_PAGES, BLOCK_POSITION, CACHE_TYPES, PAGE, PARTITION
 from .cache_types import CACHE_ACCESS, load_latent_values
 from .dealing import draw
 from .online_softmax import LOG2E, MASKED, mask_scores, merge, scale_queries, sees_all, weigh_scores, write_row
@@ -36,7 +36,7 @@ TWO_VECTORS = 6 if TARGET.wide_registers else 2
 
 
 def attend(args, thread, n_threads):
-    """softmax(q·K · scale) V of one row, by the operations of `attention.attend` in the same order.
+    """softmax(q·K · scale) V of the only row of a step, by the operations of `attention.attend` in the same order.
 
     A unit of work is one KV head and one partition of positions; whoever finishes a head last merges its partitions.
     """
@@ -61,8 +61,7 @@ def attend(args, thread, n_threads):
     max_partitions = load_i64(args + static(A.max_partitions))
     v_padded = (v_dim + 31) // 32 * 32
     # Thread-private scratch: scaled queries, scores, and per query head m, l and output of a partition and of all.
-    scratch = load_i64(args + static(A.scratch)) + thread * load_i64(args + static(A.scratch_stride))
-    queries = scratch
+    queries = load_i64(args + static(A.scratch)) + thread * load_i64(args + static(A.scratch_stride))
     scores = queries + GROUP * head_dim * 4
     part_out = scores + GROUP * PAGE * 4
     all_out = part_out + GROUP * v_padded * 4
@@ -80,9 +79,6 @@ def attend(args, thread, n_threads):
     position = load_i64(block + BLOCK_POSITION)
     length = load_i64(block + BLOCK_LENGTH)
     page_table = load_i64(load_i64(block + BLOCK_PAGES) + 8 * load_i64(args + static(A.pages)))
-    first_row = load_i64(block + BLOCK_FIRST)
-    q += first_row * load_i64(args + static(A.q_stride))
-    out += first_row * load_i64(args + static(A.out_stride))
     lowest = max(position - window_left, 0)
     highest = position if causal != 0 else min(position + window_right, length - 1)
     first_partition = lowest // PARTITION
